@@ -1,0 +1,239 @@
+"""The hooks a plugin implements, and the frozen values that cross them.
+
+A plugin is a module or an object whose functions carry :data:`hookimpl`.
+It is published under an entry point of one of the groups in :mod:`torchrig.catalogue`;
+the entry's name is the backend's, strategy's or transform's name.
+
+Pluggy calls every registered implementation and cannot thread a value through them,
+so :mod:`torchrig.prepare` folds: ``transform`` and ``wrap_strategy`` in plan order, ``unwrap`` in reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    import torch
+    from pydantic import BaseModel
+    from torch import nn
+
+    from .plan import Plan
+
+PROJECT = "torchrig"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+def _always_available() -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend or a strategy can do.
+
+    Args:
+        training: Whether gradients flow through what it makes.
+        dynamic_shapes: Whether one graph may serve several shapes.
+        devices: Device types it runs on; ``("*",)`` is any.
+        distributed: Whether it may be used with more than one process.
+    """
+
+    training: bool = True
+    dynamic_shapes: bool = True
+    devices: tuple[str, ...] = ("*",)
+    distributed: bool = True
+
+
+@dataclass(frozen=True)
+class PluginInfo:
+    """What every plugin says of itself.
+
+    Args:
+        name: The name it is selected by; the same as its entry point's.
+        summary: One line for ``torchrig plugins``.
+        aliases: Other names that mean the same.
+        capabilities: See :class:`Capabilities`.
+        settings: The pydantic model of the plugin's own block in the settings, or ``None``.
+        probe: Says why the plugin cannot be used on this machine, or ``None`` when it can.
+            Called only when somebody asks; it must not initialise a device.
+    """
+
+    name: str
+    summary: str
+    aliases: tuple[str, ...] = ()
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    settings: type[BaseModel] | None = None
+    probe: Callable[[], str | None] = _always_available
+
+    def unavailable_reason(self) -> str | None:
+        """Why this plugin cannot be used here; ``None`` when it can."""
+        return self.probe()
+
+
+@dataclass(frozen=True)
+class BackendInfo(PluginInfo):
+    """What a compile backend says of itself.
+
+    Args:
+        compiles: ``False`` only for a backend that leaves the model eager, as ``no`` does.
+        modes: The values of ``mode`` it takes; empty when it takes none.
+        options: A function that lists the options it takes, or ``None`` when it takes none.
+            A function, because listing them may import the backend.
+    """
+
+    compiles: bool = True
+    modes: tuple[str, ...] = ()
+    options: Callable[[], Sequence[str]] | None = None
+
+
+@dataclass(frozen=True)
+class StrategyInfo(PluginInfo):
+    """What a strategy says of itself.
+
+    Args:
+        in_place: Whether ``wrap_strategy`` gives back the very model it was given.
+        compile_after_wrap: Whether regions are compiled after the wrapping rather than before.
+    """
+
+    in_place: bool = True
+    compile_after_wrap: bool = False
+
+
+@dataclass(frozen=True)
+class TransformInfo(PluginInfo):
+    """What a transform (a conversion of the model before sharding, such as float8) says of itself."""
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """What a backend is asked to turn into arguments for ``torch.compile``.
+
+    Args:
+        backend: The backend's name.
+        mode: The mode the user asked for; already one of the backend's.
+        options: The options the user asked for; their names already checked against the backend's.
+        fullgraph: Whether a graph break is an error.
+        dynamic: ``True``, ``False`` or ``None`` (decide at the first recompile).
+        device: The device type the model will run on.
+        own: The plugin's own block of settings, validated by its model, or ``None``.
+    """
+
+    backend: str
+    mode: str | None
+    options: Mapping[str, Any] | None
+    fullgraph: bool
+    dynamic: bool | None
+    device: str
+    own: BaseModel | None = None
+
+
+@dataclass(frozen=True)
+class Region:
+    """All the places of one kind that are compiled alike.
+
+    Args:
+        kind: The name of the kind, unique in a plan; the class's name where that is unique.
+        cls: The class of every instance.
+        instances: The fully qualified name of each instance in the model; ``("",)`` is the model itself.
+        reason: Why these modules are a region, for a person to read.
+    """
+
+    kind: str
+    cls: type[nn.Module]
+    instances: tuple[str, ...]
+    reason: str
+
+    @property
+    def whole(self) -> bool:
+        """Whether the region is the whole model."""
+        return self.instances == ("",)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that prepare does, in its place in the order.
+
+    Args:
+        action: ``"transform"``, ``"compile"``, ``"wrap"``, ``"optimizers"`` or ``"loaders"``.
+        target: What it is done to.
+        by: The plugin that does it, or ``"torchrig"``.
+        reason: Why it is done, and why at this place.
+        region: The region of a ``"compile"`` step.
+    """
+
+    action: str
+    target: str
+    by: str
+    reason: str
+    region: Region | None = None
+
+
+def _nothing() -> None:
+    """Undo nothing."""
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """What a strategy made of a model.
+
+    Args:
+        model: The model to train from now on; the one that was given where the strategy works in place.
+        optimizers: The optimizers, in the order given, owning ``model``'s live parameters.
+        undo: Takes the wrapping off again. Called when a later step of prepare raises.
+    """
+
+    model: nn.Module
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    undo: Callable[[], None] = _nothing
+
+
+@hookspec(firstresult=True)
+def describe() -> BackendInfo | StrategyInfo | TransformInfo:  # type: ignore[empty-body]
+    """Say what the plugin is called, what it can do and what it takes. Every plugin implements it."""
+
+
+@hookspec(firstresult=True)
+def torch_compile_kwargs(request: CompileRequest) -> dict[str, Any]:  # type: ignore[empty-body]
+    """Turn a request into arguments for ``torch.compile``. Backends implement it.
+
+    Raises:
+        SettingsError: An option's value is not one the backend takes. Raised here, it is raised by ``prepare``
+            before the model was touched.
+    """
+
+
+@hookspec
+def wrap_strategy(  # type: ignore[empty-body]
+    model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], plan: Plan
+) -> Wrapped:
+    """Shard, wrap or move the model, and bind the optimizers to its live parameters. Strategies implement it.
+
+    An implementation that raises must leave ``model`` and ``optimizers`` as it found them.
+    """
+
+
+@hookspec
+def compile_region(
+    module: nn.Module, region: Region, kwargs: Mapping[str, Any], plan: Plan
+) -> nn.Module | None:
+    """Compile one instance of a region in a way of its own; ``None`` leaves it to torchrig.
+
+    ``kwargs`` are the arguments for ``torch.compile``, with the one backend object of this prepare in them.
+    What is returned takes the place of ``module`` in the model; returning ``module`` itself is the usual case.
+    More than one plugin answering is an :class:`~torchrig.AmbiguousPluginError`.
+    """
+
+
+@hookspec
+def unwrap(model: nn.Module, keep_compile: bool) -> nn.Module | None:
+    """Give back what is under this strategy's own wrapper; ``None`` if ``model`` is not such a wrapper."""
+
+
+@hookspec
+def transform(model: nn.Module, plan: Plan) -> nn.Module:  # type: ignore[empty-body]
+    """Convert the model, before it is compiled and sharded. Transforms implement it."""
