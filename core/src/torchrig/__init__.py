@@ -1,1 +1,110 @@
-"""torchrig."""
+"""One call that compiles and distributes a PyTorch model in the right order, and proves what it compiled.
+
+    model, optimizer, loader = torchrig.prepare(model, optimizer, loader)
+
+The training loop stays plain PyTorch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .catalogue import DynamoBackend
+from .errors import (
+    AlreadyPreparedError,
+    AmbiguousPluginError,
+    ArgumentError,
+    BackendError,
+    BackendNotInstalled,
+    BackendRemoved,
+    BackendUnavailable,
+    CompileProblem,
+    CompileProblemWarning,
+    GraphBreak,
+    PluginError,
+    PluginLoadError,
+    RecompileLimitReached,
+    RegionCompileError,
+    RegionError,
+    RegionNotCompiled,
+    SettingsError,
+    StrategyError,
+    StrategyNotInstalled,
+    StrategyUnavailable,
+    TorchrigError,
+    TorchrigWarning,
+)
+from .hookspecs import (
+    BackendInfo,
+    Capabilities,
+    CompileRequest,
+    Region,
+    Step,
+    StrategyInfo,
+    TransformInfo,
+    Wrapped,
+    hookimpl,
+)
+from .plan import Plan, plan
+from .prepare import prepare
+from .regional import compile_regions
+from .report import Report, has_compiled_regions, is_compiled, report
+from .unwrap import unwrap
+
+if TYPE_CHECKING:
+    from .settings import Settings
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AlreadyPreparedError",
+    "AmbiguousPluginError",
+    "ArgumentError",
+    "BackendError",
+    "BackendInfo",
+    "BackendNotInstalled",
+    "BackendRemoved",
+    "BackendUnavailable",
+    "Capabilities",
+    "CompileProblem",
+    "CompileProblemWarning",
+    "CompileRequest",
+    "DynamoBackend",
+    "GraphBreak",
+    "Plan",
+    "PluginError",
+    "PluginLoadError",
+    "RecompileLimitReached",
+    "Region",
+    "RegionCompileError",
+    "RegionError",
+    "RegionNotCompiled",
+    "Report",
+    "Settings",
+    "SettingsError",
+    "Step",
+    "StrategyError",
+    "StrategyInfo",
+    "StrategyNotInstalled",
+    "StrategyUnavailable",
+    "TorchrigError",
+    "TorchrigWarning",
+    "TransformInfo",
+    "Wrapped",
+    "compile_regions",
+    "has_compiled_regions",
+    "hookimpl",
+    "is_compiled",
+    "plan",
+    "prepare",
+    "report",
+    "unwrap",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Settings brings pydantic along, about as dear as all the rest of torchrig; it is loaded when first asked for.
+    if name == "Settings":
+        return import_module(".settings", __name__).Settings
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,6 +14,7 @@
     ├── StrategyError
     │   ├── StrategyNotInstalled
     │   └── StrategyUnavailable
+    ├── ArgumentError (also TypeError)        prepare was given something it cannot prepare
     ├── RegionError                           the regions asked for are not in the model
     ├── AlreadyPreparedError                  prepare again, with other settings
     └── CompileProblem                        what was asked to be compiled was not
@@ -114,6 +115,10 @@ class StrategyNotInstalled(StrategyError):
 
 class StrategyUnavailable(StrategyError):
     """The strategy is installed, but it cannot run on this machine or in this process."""
+
+
+class ArgumentError(TorchrigError, TypeError):
+    """An argument of ``prepare`` is of a kind it cannot prepare, or does not belong to the model."""
 
 
 class RegionError(TorchrigError):

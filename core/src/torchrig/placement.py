@@ -1,0 +1,289 @@
+"""Put a compiled forward on a module, and take it off again.
+
+Three placements (DESIGN gives the measurements behind them):
+
+``forward``
+    The class's ``forward`` compiled once and bound to each instance. Hooks run outside the compiled code; type,
+    ``state_dict`` keys and pickling stay; a deep copy binds to the copy.
+``inplace``
+    What ``module.compile()`` does. Needed where the instance carries a ``forward`` of its own.
+``wrap``
+    ``torch.compile(module)`` in the module's place, as accelerate's users know it.
+
+A *layer* is a function that stands in an instance's ``forward`` and calls what was there before. The compiled forward is
+one, a strategy's autocast is another. Layers lie on each other and are found again by the mark they carry, on a copy too.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from .hookspecs import Region
+    from .observe import Observation
+
+Forward = Callable[..., Any]
+Undo = Callable[[], None]
+_LAYER = "__torchrig_layer__"
+_MISSING = object()
+IN_PLACE = "_compiled_call_impl"  # where nn.Module.compile leaves the compiled call
+
+
+@dataclass(frozen=True)
+class Under:
+    """The ``forward`` an instance carried before a layer was put on it.
+
+    Args:
+        function: What was there; without its ``self`` where it was bound to the instance, so that a copy can bind its own.
+        bound: Whether it was bound to the instance.
+    """
+
+    function: Forward
+    bound: bool
+
+    def on(self, module: nn.Module) -> Forward:
+        """What was there, for ``module``."""
+        return types.MethodType(self.function, module) if self.bound else self.function
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What the function of a layer carries.
+
+    Args:
+        name: ``"compile"``, or what a strategy calls its own.
+        under: The instance's own ``forward`` before; ``None`` where the class's was in force.
+        record: What observes the compiled code of a ``"compile"`` layer.
+    """
+
+    name: str
+    under: Under | None = None
+    record: Any = None
+
+
+def put_layer(module: nn.Module, function: Forward, layer: Layer) -> Undo:
+    """Bind ``function`` as the instance's ``forward``; goes past ``__setattr__``, which a user's class may define."""
+    before = module.__dict__.get("forward", _MISSING)
+    function.__dict__[_LAYER] = layer
+    module.__dict__["forward"] = types.MethodType(function, module)
+    return lambda: _restore(module, "forward", before)
+
+
+def _restore(module: nn.Module, name: str, value: Any) -> None:
+    if value is _MISSING:
+        module.__dict__.pop(name, None)
+    else:
+        module.__dict__[name] = value
+
+
+def under(module: nn.Module) -> Under | None:
+    """The ``forward`` that this instance carries of its own, layers included; ``None`` where the class's is in force.
+
+    A bound method of the class's own ``forward``, as unpickling a prepared module leaves it, is none of its own.
+    """
+    forward = module.__dict__.get("forward")
+    if forward is None:
+        return None
+    if getattr(forward, "__self__", None) is not module:
+        return Under(forward, bound=False)
+    return None if forward.__func__ is type(module).forward else Under(forward.__func__, bound=True)
+
+
+def layers(module: nn.Module) -> Iterator[Layer]:
+    """The layers on an instance's ``forward``, outermost first."""
+    lying = under(module)
+    while lying is not None:
+        layer = getattr(lying.function, _LAYER, None) if lying.bound else None
+        if layer is None:
+            return
+        yield layer
+        lying = layer.under
+
+
+def take_layers(module: nn.Module) -> None:
+    """Take every layer off, and leave the ``forward`` that was there before the first."""
+    for layer in tuple(layers(module)):
+        _restore(module, "forward", _MISSING if layer.under is None else layer.under.on(module))
+
+
+def after_first_call(module: nn.Module, action: Callable[[nn.Module], None]) -> None:
+    """Have ``action(module)`` called once, after the module's next call.
+
+    A forward hook that takes itself off, but for a module compiled in place: its hooks are compiled with it.
+    """
+    call = module.__dict__.get(IN_PLACE)
+    if call is None:
+        module.register_forward_hook(_Once(action))
+        return
+
+    @functools.wraps(call)
+    def first(*args: Any, **kwargs: Any) -> Any:
+        module.__dict__[IN_PLACE] = call
+        output = call(*args, **kwargs)
+        action(module)
+        return output
+
+    module.__dict__[IN_PLACE] = first
+
+
+class _Once:
+    """A forward hook that takes itself off, on a copy of the module too."""
+
+    def __init__(self, action: Callable[[nn.Module], None]) -> None:
+        self._action = action
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        for key, hook in tuple(module._forward_hooks.items()):
+            if isinstance(hook, _Once):
+                del module._forward_hooks[key]
+        self._action(module)
+
+
+class RegionCompiler:
+    """Compiles the regions of one prepare: one context, and one compiled ``forward``, for each kind.
+
+    Args:
+        kwargs: Arguments for ``torch.compile``, the backend object in them.
+        observation: Where the kinds' records are.
+    """
+
+    def __init__(self, kwargs: Mapping[str, Any], observation: Observation) -> None:
+        self._kwargs = kwargs
+        self._observation = observation
+        self._contexts: dict[str, Any] = {}
+        self._forwards: dict[str, Forward] = {}
+
+    def compile(self, module: nn.Module, region: Region, placement: str) -> tuple[nn.Module, Undo]:
+        """Compile one instance; returns what takes its place (itself, but for ``wrap``) and how to undo it."""
+        if placement == "auto":
+            placement = "forward" if under(module) is None else "inplace"
+        if placement == "wrap":
+            return self._wrap(module, region)
+        put = self._put_forward if placement == "forward" else self._put_inplace
+        return module, put(module, region)
+
+    def _put_forward(self, module: nn.Module, region: Region) -> Undo:
+        record = self._observation.record(region)
+        lying = under(module)
+        if lying is None:
+            return put_layer(module, self._forward_of(region), Layer("compile", None, record))
+        # The instance's own forward is compiled for itself: what it closes over is its own, and so cannot be shared.
+        function = lying.function if lying.bound else _with_self(lying.function)
+        return put_layer(module, self._context(region)(function), Layer("compile", lying, record))
+
+    def _forward_of(self, region: Region) -> Forward:
+        if region.kind not in self._forwards:
+            self._forwards[region.kind] = self._context(region)(region.cls.forward)
+        return self._forwards[region.kind]
+
+    def _put_inplace(self, module: nn.Module, region: Region) -> Undo:
+        before = module.__dict__.get(IN_PLACE, _MISSING)
+        layer = Layer("compile", record=self._observation.record(region))
+        _CopiesCompiled(module, self._context(region), layer).put()
+
+        def undo() -> None:
+            take_inplace(module)
+            _restore(module, IN_PLACE, before)
+
+        return undo
+
+    def _wrap(self, module: nn.Module, region: Region) -> tuple[nn.Module, Undo]:
+        from . import dynamo
+
+        context = self._context(region)
+        context.__dict__[_LAYER] = Layer("compile", record=self._observation.record(region))
+        return dynamo.wrap(context, module), lambda: None
+
+    def _context(self, region: Region) -> Any:
+        if region.kind not in self._contexts:
+            from . import dynamo
+
+            record = self._observation.record(region)
+            self._contexts[region.kind] = dynamo.watched_context(record, **self._kwargs)
+        return self._contexts[region.kind]
+
+
+class _CopiesCompiled:
+    """Stands in ``__deepcopy__`` of a module compiled in place, and compiles the copy too.
+
+    ``nn.Module.__getstate__`` leaves the compiled call behind, so a plain copy of such a module would run eager.
+    Pickled, it becomes ``None``, which ``copy.deepcopy`` takes for no method at all.
+    """
+
+    def __init__(self, module: nn.Module, context: Any, layer: Layer) -> None:
+        self._module = module
+        self._context = context
+        self._layer = layer
+
+    def put(self) -> None:
+        """Compile the module in place and stand in its ``__deepcopy__``."""
+        call = self._context(self._module._call_impl)
+        call.__dict__[_LAYER] = self._layer
+        self._module.__dict__[IN_PLACE] = call
+        self._module.__dict__["__deepcopy__"] = self
+
+    def __call__(self, memo: dict[int, Any]) -> nn.Module:
+        del self._module.__dict__["__deepcopy__"]
+        try:
+            copied = copy.deepcopy(self._module, memo)
+        finally:
+            self._module.__dict__["__deepcopy__"] = self
+        _CopiesCompiled(copied, self._context, self._layer).put()
+        return copied
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return (type(None), ())
+
+
+def take_inplace(module: nn.Module) -> None:
+    """Take an in-place compile off again; one of the user's own too."""
+    module.__dict__.pop(IN_PLACE, None)
+    if isinstance(module.__dict__.get("__deepcopy__"), _CopiesCompiled):
+        del module.__dict__["__deepcopy__"]
+
+
+def compile_layer(module: nn.Module) -> Layer | None:
+    """The layer of torchrig's that compiles this very module, however it was placed."""
+    for layer in layers(module):
+        if layer.name == "compile":
+            return layer
+    return getattr(module.__dict__.get(IN_PLACE), _LAYER, None) or _wrap_layer(module)
+
+
+def _wrap_layer(module: nn.Module) -> Layer | None:
+    return getattr(module.__dict__.get("dynamo_ctx"), _LAYER, None)
+
+
+def inside_compile(module: nn.Module) -> nn.Module | None:
+    """The module inside ``torch.compile(module)``'s wrapper; ``None`` if it is not one.
+
+    Told by the wrapper's own entry in ``vars``, so that neither Dynamo need be imported nor a user's attribute named
+    ``_orig_mod`` is taken for one.
+    """
+    return module._modules["_orig_mod"] if "dynamo_ctx" in module.__dict__ else None
+
+
+def record_of(module: nn.Module) -> Any:
+    """What observes this module's compiled code; ``None`` if torchrig did not compile it."""
+    layer = compile_layer(module)
+    return None if layer is None else layer.record
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether this very module runs compiled, by torchrig or by the user's own call of ``torch.compile``."""
+    in_place = module.__dict__.get(IN_PLACE) is not None
+    return in_place or "dynamo_ctx" in module.__dict__ or compile_layer(module) is not None
+
+
+def _with_self(forward: Forward) -> Forward:
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    return call

@@ -1,0 +1,264 @@
+"""Run the plan's steps in order; if one raises, take back those before it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from . import loaders, placement, state
+from .arguments import Arguments, sort
+from .errors import AlreadyPreparedError, AmbiguousPluginError
+from .hookspecs import Region, Step, Wrapped
+from .plan import Draft, draft, resolve
+
+if TYPE_CHECKING:
+    import pluggy
+    from torch.optim import Optimizer
+
+    from .observe import Observation
+    from .settings import Settings
+
+Undo = Callable[[], None]
+
+
+def prepare(model: nn.Module, *others: Any, settings: Settings | None = None, **overrides: Any) -> Any:
+    """Make a model distributed and compiled, in the right order, and leave the training loop plain PyTorch.
+
+    Args:
+        model: The model to train or to run.
+        *others: Optimizers, LR schedulers, DataLoaders, loss functions, and further models, in any order.
+        settings: The settings to start from; by default those of the environment
+            (``TORCHRIG_*`` variables, and the YAML file that ``TORCHRIG_CONFIG`` names).
+        **overrides: Single settings, such as ``backend="inductor"``; they win over everything else.
+
+    Returns:
+        What was given, in the same order: the model alone, or a tuple. Under a strategy that works in place the model is
+        the very object that was given.
+
+    Raises:
+        SettingsError: A setting cannot be used; names where it came from.
+        ArgumentError: Something given cannot be prepared.
+        BackendError, StrategyError, PluginError: A plugin is missing, broken, or cannot run here.
+        RegionError: The regions asked for are not in the model.
+        AlreadyPreparedError: The model was prepared before, with other settings.
+
+    When it raises, the model, the optimizers and the loaders are as they were. Called again with the same settings on a
+    prepared model, it gives back what it made before.
+
+    Example:
+        >>> import torch, torchrig
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> model, optimizer = torchrig.prepare(model, optimizer, backend="eager")
+    """
+    arguments = sort(model, others)
+    resolved = resolve(settings, overrides)
+    made = carry_out(arguments, resolved, lambda each: draft(each, arguments, resolved))
+    return made if others else made[0]
+
+
+def carry_out(
+    arguments: Arguments, settings: Settings, drafting: Callable[[nn.Module], Draft]
+) -> tuple[Any, ...]:
+    """Draft a plan for each model that is not prepared yet, carry them all out, and give back what was given."""
+    fresh = [each for each in arguments.models if not _prepared_alike(each, settings)]
+    drafts = [drafting(each) for each in fresh]
+    replaced = _run_all(fresh, drafts, arguments)
+    return tuple(_replacement(each, replaced) for each in arguments.given)
+
+
+def _prepared_alike(model: nn.Module, settings: Settings) -> bool:
+    before = state.recall(model)
+    if before is None:
+        return False
+    if before.plan.settings != settings:
+        raise AlreadyPreparedError(
+            f"This {type(model).__name__} is prepared already, with other settings: {_difference(before.plan.settings, settings)}. "
+            "Take it off first: model = torchrig.unwrap(model, keep_compile=False)."
+        )
+    return True
+
+
+def _difference(before: Settings, now: Settings) -> str:
+    old, new = before.to_dict(), now.to_dict()
+    return ", ".join(f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in new if old.get(name) != new[name])
+
+
+def _replacement(given: Any, replaced: dict[int, Any]) -> Any:
+    if id(given) in replaced:
+        return replaced[id(given)]
+    before = state.recall(given) if isinstance(given, nn.Module) else None
+    live = None if before is None else before.live()
+    return given if live is None else live
+
+
+def _run_all(models: Sequence[nn.Module], drafts: Sequence[Draft], arguments: Arguments) -> dict[int, Any]:
+    """Carry out every draft; returns what takes the place of what, by the identity of what was given."""
+    undos: list[Undo] = []
+    try:
+        runs = [_Run(model, each, arguments, undos) for model, each in zip(models, drafts, strict=True)]
+        for run in runs:
+            run.run()
+        replaced: dict[int, Any] = {id(run.given): run.model for run in runs}
+        for loader in arguments.loaders if drafts else ():
+            replaced[id(loader)] = loaders.place(loader, drafts[0].plan.device)
+    except BaseException:
+        for undo in reversed(undos):
+            undo()
+        raise
+    for run in runs:
+        run.remember()
+    return replaced
+
+
+class _Run:
+    """One model on its way through the steps of its plan."""
+
+    def __init__(self, model: nn.Module, drafted: Draft, arguments: Arguments, undos: list[Undo]) -> None:
+        self.given = model
+        self.model = model
+        self.draft = drafted
+        self.optimizers: tuple[Optimizer, ...] = arguments.optimizers_of(model)
+        self.undos = undos
+        self.observation = _observe(drafted)
+        self._parents: dict[int, list[tuple[nn.Module, str]]] | None = None
+
+    def run(self) -> None:
+        """Do each step."""
+        do = {"transform": self._transform, "compile": self._compile, "wrap": self._wrap}
+        for step in self.draft.plan.steps:
+            if step.action in do:
+                do[step.action](step)
+
+    def _transform(self, step: Step) -> None:
+        self.undos.append(_tree_snapshot(self.model))
+        hook = _only(self.draft.hooks, "transform", step.by)
+        (self.model,) = hook(model=self.model, plan=self.draft.plan)
+
+    def _compile(self, step: Step) -> None:
+        assert step.region is not None
+        for instance in step.region.instances:
+            self._compile_instance(instance, step.region)
+
+    def _compile_instance(self, instance: str, region: Region) -> None:
+        from .regions import resolve as module_at
+
+        module = module_at(self.model, instance)
+        own = _own_compile(self.draft, module, region, self._kwargs())
+        if own is None:
+            own, undo = self._compiler().compile(module, region, self.draft.plan.settings.placement)
+            self.undos.append(undo)
+        if own is not module:
+            self._put_in_place_of(module, own)
+
+    def _put_in_place_of(self, module: nn.Module, other: nn.Module) -> None:
+        if module is self.model:
+            self.model = other
+            return
+        for parent, name in self._places_of(module):
+            parent._modules[name] = other
+            self.undos.append(lambda parent=parent, name=name: parent._modules.__setitem__(name, module))  # type: ignore[misc]
+
+    def _places_of(self, module: nn.Module) -> list[tuple[nn.Module, str]]:
+        if self._parents is None:
+            self._parents = {}
+            for parent in self.model.modules():
+                for name, child in parent._modules.items():
+                    self._parents.setdefault(id(child), []).append((parent, name))
+        return self._parents[id(module)]
+
+    def _kwargs(self) -> dict[str, Any]:
+        kwargs = dict(self.draft.plan.compile_kwargs)
+        if self.observation is not None:
+            kwargs["backend"] = self.observation.backend
+        return kwargs
+
+    def _compiler(self) -> placement.RegionCompiler:
+        if not hasattr(self, "_made_compiler"):
+            assert self.observation is not None
+            kwargs = self._kwargs()
+            options = kwargs.pop("options", None) or {}
+            kwargs.pop("mode", None)  # in the backend object already, as are the options but for the guard filter
+            if "guard_filter_fn" in options:
+                kwargs["guard_filter_fn"] = options["guard_filter_fn"]
+            self._made_compiler = placement.RegionCompiler(kwargs, self.observation)
+        return self._made_compiler
+
+    def _wrap(self, step: Step) -> None:
+        hook = _only(self.draft.hooks, "wrap_strategy", step.by)
+        wrapped: Wrapped
+        (wrapped,) = hook(model=self.model, optimizers=self.optimizers, plan=self.draft.plan)
+        self.undos.append(wrapped.undo)
+        self.model, self.optimizers = wrapped.model, wrapped.optimizers
+
+    def remember(self) -> None:
+        """Keep what was made, and look at what compiled once the model has run."""
+        plan = self.draft.plan
+        kept = state.Prepared(plan, self.observation, self.draft.hooks, weakref.ref(self.given), weakref.ref(self.model))
+        for module in {id(self.given): self.given, id(self.model): self.model}.values():
+            state.remember(module, kept)
+        if self.observation is not None:
+            placement.after_first_call(self.model, _check_compiled)
+
+
+def _observe(drafted: Draft) -> Observation | None:
+    if not drafted.plan.regions:
+        return None
+    from . import dynamo
+    from .observe import Observation, ObservedBackend, Policy
+
+    settings = drafted.plan.settings
+    policy = Policy(drafted.plan.backend, settings.on_failure, settings.on_problem.model_dump())
+    backend = ObservedBackend(dynamo.configured_backend(drafted.plan.compile_kwargs), policy)
+    observation = Observation(backend, policy)
+    for region in drafted.plan.regions:
+        observation.record(region)
+    return observation
+
+
+def _only(hooks: pluggy.PluginManager, hook: str, name: str) -> Any:
+    """The hook's implementation in the plugin of that name alone."""
+    others = [plugin for plugin in hooks.get_plugins() if hooks.get_name(plugin) != name]
+    return hooks.subset_hook_caller(hook, others)
+
+
+def _own_compile(drafted: Draft, module: nn.Module, region: Region, kwargs: dict[str, Any]) -> nn.Module | None:
+    """What a plugin made of a region in a way of its own; ``None`` when every plugin left it to torchrig."""
+    answers: dict[str, nn.Module] = {}
+    for name, _ in drafted.hooks.list_name_plugin():
+        for answer in _only(drafted.hooks, "compile_region", name)(module=module, region=region, kwargs=kwargs, plan=drafted.plan):
+            answers[name] = answer
+    if len(answers) > 1:
+        raise AmbiguousPluginError(
+            f"Both {' and '.join(answers)} want to compile region {region.kind} their own way; use one of them at a time."
+        )
+    return next(iter(answers.values()), None)
+
+
+def _tree_snapshot(model: nn.Module) -> Undo:
+    """Remember class, attributes and children of every module, so that a transform can be taken back."""
+    kept = [
+        (module, type(module), dict(vars(module)), {name: dict(part) for name, part in vars(module).items() if isinstance(part, dict)})
+        for module in model.modules()
+    ]
+
+    def undo() -> None:
+        for module, cls, attributes, parts in kept:
+            module.__class__ = cls
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+            for name, part in parts.items():
+                attributes[name].clear()
+                attributes[name].update(part)
+
+    return undo
+
+
+def _check_compiled(model: nn.Module) -> None:
+    """Report the regions that the first forward did not compile."""
+    prepared = state.recall(model)
+    if prepared is not None and prepared.observation is not None:
+        prepared.observation.check_compiled()

@@ -1,0 +1,36 @@
+"""Regional compilation on its own, for those who need nothing else of ``prepare``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import nn
+
+from .arguments import sort
+from .plan import draft, resolve
+from .prepare import carry_out
+
+
+def compile_regions(model: nn.Module, **torch_compile_kwargs: Any) -> nn.Module:
+    """Compile each repeated block of a model once, where it is.
+
+    Args:
+        model: The model. It stays on its device, and in its precision.
+        **torch_compile_kwargs: What ``torch.compile`` takes: ``backend`` (by default ``"inductor"``), ``mode``,
+            ``options``, ``fullgraph``, ``dynamic``, ``disable``; and torchrig's ``regions``, ``exclude``, ``placement``,
+            ``on_failure`` and ``on_problem``.
+
+    Returns:
+        ``model`` itself, but for ``placement="wrap"`` of a whole model, which gives the wrapper.
+
+    Raises:
+        SettingsError, BackendError, RegionError, AlreadyPreparedError: As :func:`torchrig.prepare`.
+    """
+    device = next((str(tensor.device) for tensor in model.parameters()), "cpu")
+    arguments = sort(model, ())
+    settings = resolve(None, {"backend": "inductor", "device": device, **torch_compile_kwargs, "strategy": "single"})
+    drafted = draft(model, arguments, settings)
+    compiling = tuple(step for step in drafted.plan.steps if step.action == "compile")
+    drafted = dataclasses.replace(drafted, plan=dataclasses.replace(drafted.plan, steps=compiling))
+    return carry_out(arguments, settings, lambda _: drafted)[0]  # type: ignore[no-any-return]

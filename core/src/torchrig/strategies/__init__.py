@@ -1,0 +1,1 @@
+"""The built-in strategies, written and published as a third party's would be."""

@@ -1,0 +1,77 @@
+"""Strategy ``single``: one process, one device."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from torchrig import optimizers as rebinding
+from torchrig import precision
+from torchrig.hookspecs import Capabilities, StrategyInfo, Wrapped, hookimpl
+from torchrig.placement import Undo
+from torchrig.plan import Plan
+
+
+@hookimpl
+def describe() -> StrategyInfo:
+    """Say what the strategy is."""
+    return StrategyInfo(
+        name="single",
+        summary="one process on one device",
+        capabilities=Capabilities(distributed=False),
+    )
+
+
+@hookimpl
+def wrap_strategy(model: nn.Module, optimizers: tuple[Optimizer, ...], plan: Plan) -> Wrapped:
+    """Move the model and its optimizers' state to the device, and run it in the precision asked for."""
+    undos = [_move(model, optimizers, plan.device)]
+    try:
+        undos.append(precision.apply(model, optimizers, plan.settings.mixed_precision, plan.device))
+    except BaseException:
+        undos.pop()()
+        raise
+
+    def undo() -> None:
+        for each in reversed(undos):
+            each()
+
+    return Wrapped(model, optimizers, undo)
+
+
+def _move(model: nn.Module, optimizers: tuple[Optimizer, ...], device: torch.device) -> Undo:
+    if all(_is_on(tensor, device) for tensor in (*model.parameters(), *model.buffers())):
+        return lambda: None
+    restore = _remember_tensors(model)
+    before = rebinding.parameters_by_name(model)
+    model.to(device)
+    rebound = [rebinding.rebind(each, before, rebinding.parameters_by_name(model)) for each in optimizers]
+
+    def undo() -> None:
+        for each in rebound:
+            each()
+        restore()
+
+    return undo
+
+
+def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
+    return tensor.device.type == device.type and device.index in (None, tensor.device.index)
+
+
+def _remember_tensors(model: nn.Module) -> Undo:
+    """Remember every parameter and buffer with its data; ``Module.to`` may replace either."""
+    kept = [
+        (module, dict(module._parameters), dict(module._buffers)) for module in model.modules()
+    ]
+    data = {tensor: tensor.data for _, own, _ in kept for tensor in own.values() if tensor is not None}
+
+    def undo() -> None:
+        for tensor, before in data.items():
+            tensor.data = before
+        for module, own, buffers in kept:
+            module._parameters.update(own)
+            module._buffers.update(buffers)
+
+    return undo
