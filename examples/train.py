@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import torchrig
 
 BYTES = 256  # the vocabulary: every byte is a token
-CONTEXT = 128  # tokens
+CONTEXT = 64  # tokens
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -144,9 +144,11 @@ def peak_memory() -> float:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a byte-level Llama on the Python standard library's sources.")
     parser.add_argument("--backend", help="what compiles: no, eager, inductor, ... (default: TORCHRIG_BACKEND, or no)")
-    parser.add_argument("--regions", help="what is compiled: auto, whole, repeated, ... (default: TORCHRIG_REGIONS, or auto)")
+    parser.add_argument(
+        "--regions", help="what is compiled: auto, whole, repeated, ... (default: TORCHRIG_REGIONS, or auto)"
+    )
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--batch", type=int, default=8, help="windows of text in a batch")
+    parser.add_argument("--batch", type=int, default=4, help="windows of text in a batch")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--layers", type=int, default=12)

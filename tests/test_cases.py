@@ -122,7 +122,9 @@ class Generator(Stack):
 @regionwise
 def test_case_5_other_methods_run_the_compiled_regions(regions: str, x: torch.Tensor) -> None:
     model = prepare(Generator(4), regions=regions)
-    torch.testing.assert_close(model.generate(x, 3), torchrig.unwrap(copy.deepcopy(model), keep_compile=False).generate(x, 3))
+    torch.testing.assert_close(
+        model.generate(x, 3), torchrig.unwrap(copy.deepcopy(model), keep_compile=False).generate(x, 3)
+    )
     calls = torchrig.report(model).kinds[0].calls
     assert calls == 3 * (4 if regions == "auto" else 1)
     model.inverse(x)
@@ -276,7 +278,10 @@ def test_case_13_a_layers_own_string_is_reported_before_the_limit_and_at_it(x: t
 
 def test_case_13_the_limit_raises_where_the_settings_say_so(x: torch.Tensor) -> None:
     prepared = prepare(Stack(12, ReadsString), on_problem={"recompile_limit": "raise"})
-    with pytest.warns(torchrig.CompileProblemWarning), pytest.raises(torchrig.RecompileLimitReached, match="ReadsString"):
+    with (
+        pytest.warns(torchrig.CompileProblemWarning),
+        pytest.raises(torchrig.RecompileLimitReached, match="ReadsString"),
+    ):
         prepared(x)
 
 
@@ -358,9 +363,7 @@ def one_process(tmp_path: object) -> object:
 
 def test_case_28_unwrap_compile_in_ddp_in_compile(one_process: None, x: torch.Tensor) -> None:
     model = Stack(3)
-    nested = torch.compile(
-        nn.parallel.DistributedDataParallel(torch.compile(model, backend="eager")), backend="eager"
-    )
+    nested = torch.compile(nn.parallel.DistributedDataParallel(torch.compile(model, backend="eager")), backend="eager")
     assert torchrig.unwrap(nested) is model
     assert torchrig.unwrap(nested, keep_compile=False) is model
 

@@ -118,7 +118,9 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def what_shows(model: nn.Module) -> tuple[object, ...]:
-    attributes = sorted(name for name in dir(model) if not name.startswith("___"))  # Dynamo leaves one such on the class
+    attributes = sorted(
+        name for name in dir(model) if not name.startswith("___")
+    )  # Dynamo leaves one such on the class
     return type(model), type(model).__name__, str(inspect.signature(model.forward)), attributes
 
 

@@ -39,6 +39,7 @@ from .hookspecs import (
     BackendInfo,
     Capabilities,
     CompileRequest,
+    Plan,
     Region,
     Step,
     StrategyInfo,
@@ -46,7 +47,7 @@ from .hookspecs import (
     Wrapped,
     hookimpl,
 )
-from .plan import Plan, plan
+from .plan import plan
 from .prepare import prepare
 from .regional import compile_regions
 from .report import Report, has_compiled_regions, is_compiled, report

@@ -6,8 +6,8 @@ What is used, why, and where it was seen (torch 2.9.0 and 2.13.0, unless said ot
     The only way from the public call to the context that compiles. Made with an ``nn.Identity``, it lets one context
     compile a plain function (the class's ``forward``) with exactly what ``torch.compile`` would have set up.
 ``dynamo_ctx.callback``
-    Called by the interpreter for each frame it has no compiled code for. Standing around it costs nothing on a step that
-    compiles nothing, and it is the narrowest place to hold Dynamo's flags: they are read while a frame is traced.
+    Called by the interpreter for each frame it has no compiled code for. Standing around it costs nothing on a step
+    that compiles nothing, and it is the narrowest place to hold Dynamo's flags: they are read while a frame is traced.
 ``_torchdynamo_orig_backend``
     The chain from a callback to the backend; Dynamo matches cache entries by its end, so a wrapper must carry it.
 ``torch._dynamo.utils.get_compilation_metrics``
@@ -18,8 +18,8 @@ What is used, why, and where it was seen (torch 2.9.0 and 2.13.0, unless said ot
     What ``torch.compile(module)`` gives; ``Module._compiled_call_impl``, which ``module.compile()`` leaves behind, is
     touched in :mod:`torchrig.placement`.
 
-``core/tests/test_dynamo.py`` fails when one of them goes away. Importing this module imports Dynamo (about two seconds),
-so the rest of torchrig imports it only when something is to be compiled.
+``core/tests/test_dynamo.py`` fails when one of them goes away. Importing this module imports Dynamo (about two
+seconds), so the rest of torchrig imports it only when something is to be compiled.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ FLAGS: tuple[Flag, ...] = (
         False,
         "a hook put on a block's child after the first call would else never fire (pytorch#117758)",
     ),
-    Flag("capture_scalar_outputs", True, "mixture-of-experts routing reads token counts; it would else break the graph"),
+    Flag(
+        "capture_scalar_outputs", True, "mixture-of-experts routing reads token counts; it would else break the graph"
+    ),
     Flag(
         "skip_fwd_side_effects_in_bwd_under_checkpoint",
         True,
@@ -246,13 +248,9 @@ def recompile_limit() -> int:
 Context = Any  # torch._dynamo.eval_frame.OptimizeContext; its name moved before and is private
 
 
-def context_of(compiled: nn.Module) -> Context:
-    """The context in an ``OptimizedModule``."""
-    return compiled.dynamo_ctx
-
-
 def _context(**kwargs: Any) -> Context:
-    return context_of(torch.compile(nn.Identity(), **kwargs))
+    compiled: Any = torch.compile(nn.Identity(), **kwargs)
+    return compiled.dynamo_ctx
 
 
 def innermost_backend(callback: Any) -> Callable[..., Any]:
@@ -265,7 +263,10 @@ def innermost_backend(callback: Any) -> Callable[..., Any]:
 def configured_backend(kwargs: Mapping[str, Any]) -> Callable[..., Any]:
     """The callable that ``torch.compile(**kwargs)`` would call: mode, options and ``dynamic`` already in it."""
     options = kwargs.get("options")
-    copied = {**kwargs, "options": None if options is None else dict(options)}  # torch.compile pops from the caller's dict
+    copied = {
+        **kwargs,
+        "options": None if options is None else dict(options),
+    }  # torch.compile pops from the caller's dict
     return innermost_backend(_context(**copied).callback)
 
 
@@ -273,7 +274,12 @@ _ISOLATE = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
 def watched_context(
-    listener: Listener, *, backend: Callable[..., Any], fullgraph: bool, dynamic: bool | None, guard_filter_fn: Any = None
+    listener: Listener,
+    *,
+    backend: Callable[..., Any],
+    fullgraph: bool,
+    dynamic: bool | None,
+    guard_filter_fn: Any = None,
 ) -> Context:
     """A context that compiles with ``backend`` under torchrig's flags, and tells ``listener`` of each conversion.
 
@@ -291,11 +297,6 @@ def watched_context(
     return context
 
 
-def disabled_by_environment() -> bool:
-    """Whether ``TORCHDYNAMO_DISABLE`` makes ``torch.compile`` give back what it is given."""
-    return not isinstance(torch.compile(nn.Identity(), backend="eager"), OptimizedModule)
-
-
 class WrappedRegion(OptimizedModule):
     """An ``OptimizedModule`` whose ``_orig_mod`` does not show in ``state_dict`` keys.
 
@@ -307,7 +308,7 @@ class WrappedRegion(OptimizedModule):
         return self._orig_mod.state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        # nn.Module.load_state_dict hands the children what this dict holds under their prefix, so it is renamed in place.
+        # nn.Module.load_state_dict hands the children what this dict holds under their prefix: rename it in place.
         for key in [key for key in state_dict if key.startswith(prefix) and not key.startswith(f"{prefix}_orig_mod.")]:
             state_dict[f"{prefix}_orig_mod.{key.removeprefix(prefix)}"] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -317,7 +318,9 @@ def wrap(context: Context, module: nn.Module) -> nn.Module:
     """``module`` in an ``OptimizedModule`` that keeps its ``state_dict`` keys."""
     before = set(module.__dict__)
     wrapped: nn.Module = context(module)
-    for name in set(module.__dict__) - before:  # torch marks the wrapper, and the wrapper passes the mark on to the module
+    for name in (
+        set(module.__dict__) - before
+    ):  # torch marks the wrapper, and the wrapper passes the mark on to the module
         del module.__dict__[name]
     wrapped.__class__ = WrappedRegion
     return wrapped

@@ -11,9 +11,9 @@ import json
 import os
 from typing import Any
 
-from .catalogue import known_names, normalise
+from .catalogue import known_names
 from .errors import SettingsError
-from .layers import OLD_REGIONS, Copier, Layer, spread_on_problem, tidy
+from .layers import OLD_REGIONS, Copier, Layer, is_plugin, spread_on_problem, tidy
 from .sources import Source
 from .values import REGION_WORDS, Spelled, nearest
 
@@ -42,19 +42,27 @@ class Environment(Source):
         path = name.removeprefix(PREFIX).lower().split("__")
         if name == name.upper() and all(path) and self._can_set(path):
             return path
-        names = sorted({*(PREFIX + each.upper() for each in (*self.fields, OLD_REGIONS)), *OTHER_VARIABLES})
-        likely = nearest(name, names) or nearest(name, [PREFIX + each.upper() for each in known_names()])
         raise SettingsError(
             f"{_printable(name)} is no variable of torchrig's. Unset it, or correct its name.",
             origin=_origin(name),
-            choices=names,
-            nearest=likely,
+            choices=sorted({*(PREFIX + each.upper() for each in (*self.fields, OLD_REGIONS)), *OTHER_VARIABLES}),
+            nearest=self._nearest(name),
         )
+
+    def _nearest(self, name: str) -> str | None:
+        """The variable most like ``name``; the prefix, which all share, is left out of the comparison."""
+        first, _, inner = name.removeprefix(PREFIX).partition("__")
+        others = (each.removeprefix(PREFIX) for each in OTHER_VARIABLES)
+        likely = nearest(first, (*self.fields, OLD_REGIONS, *others)) or nearest(first, known_names())
+        if likely is None:
+            return None
+        takes_inner = inner and likely not in self.fields and is_plugin(likely)
+        return PREFIX + likely.upper() + (f"__{inner}" if takes_inner else "")
 
     def _can_set(self, path: list[str]) -> bool:
         if path[0] in self.fields:
             return len(path) == 1 or self._spelled(path[0]).form == "mapping"
-        return path == [OLD_REGIONS] or normalise(path[0]) in known_names()
+        return path == [OLD_REGIONS] or is_plugin(path[0])
 
     def _spelled(self, name: str) -> Spelled:
         if name not in self.fields:

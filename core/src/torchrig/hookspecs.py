@@ -10,6 +10,7 @@ so :mod:`torchrig.prepare` folds: ``transform`` and ``wrap_strategy`` in plan or
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from torch import nn
 
-    from .plan import Plan
+    from .settings import Settings
 
 PROJECT = "torchrig"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -173,6 +174,77 @@ class Step:
     region: Region | None = None
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What ``prepare`` will do to a model, in order.
+
+    ``str(plan)`` is a table for a person, :meth:`to_json` the same for a program.
+
+    Args:
+        model: The model's class name.
+        strategy: The strategy's name, ``"auto"`` resolved.
+        backend: The backend's name.
+        device: The device the model goes to.
+        regions: What is compiled; empty where nothing is.
+        steps: What is done, in order.
+        compile_kwargs: The arguments for ``torch.compile``; empty where nothing is compiled.
+        notes: What a reader should know besides.
+        settings: The settings it was made from.
+    """
+
+    model: str
+    strategy: str
+    backend: str
+    device: torch.device
+    regions: tuple[Region, ...]
+    steps: tuple[Step, ...]
+    compile_kwargs: Mapping[str, Any]
+    notes: tuple[str, ...]
+    settings: Settings
+
+    def __str__(self) -> str:
+        from .render import table
+
+        head = f"{self.model}: strategy {self.strategy}, backend {self.backend}, device {self.device}"
+        rows = [
+            (str(place), step.action, step.target, step.by, step.reason)
+            for place, step in enumerate(self.steps, start=1)
+        ]
+        lines = [head, table(("", "step", "on", "by", "because"), rows)]
+        return "\n".join(lines + [f"note: {note}" for note in self.notes])
+
+    def to_json(self) -> str:
+        """The plan as a JSON object: ``model``, ``strategy``, ``backend``, ``device``, ``regions``, ``steps``, ..."""
+        return json.dumps(
+            {
+                "model": self.model,
+                "strategy": self.strategy,
+                "backend": self.backend,
+                "device": str(self.device),
+                "regions": [_region_json(region) for region in self.regions],
+                "steps": [
+                    {"action": step.action, "target": step.target, "by": step.by, "reason": step.reason}
+                    for step in self.steps
+                ],
+                "compile_kwargs": {name: _plain(value) for name, value in self.compile_kwargs.items()},
+                "notes": list(self.notes),
+                "settings": self.settings.to_dict(),
+            },
+            indent=2,
+        )
+
+
+def _region_json(region: Region) -> dict[str, Any]:
+    cls = f"{region.cls.__module__}.{region.cls.__qualname__}"
+    return {"kind": region.kind, "class": cls, "instances": list(region.instances), "reason": region.reason}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    return value if isinstance(value, (str, int, float, bool, type(None))) else getattr(value, "__name__", repr(value))
+
+
 def _nothing() -> None:
     """Undo nothing."""
 
@@ -218,9 +290,7 @@ def wrap_strategy(  # type: ignore[empty-body]
 
 
 @hookspec
-def compile_region(
-    module: nn.Module, region: Region, kwargs: Mapping[str, Any], plan: Plan
-) -> nn.Module | None:
+def compile_region(module: nn.Module, region: Region, kwargs: Mapping[str, Any], plan: Plan) -> nn.Module | None:
     """Compile one instance of a region in a way of its own; ``None`` leaves it to torchrig.
 
     ``kwargs`` are the arguments for ``torch.compile``, with the one backend object of this prepare in them.

@@ -143,7 +143,8 @@ class KindRecord:
             "recompile_limit",
             RecompileLimitReached(
                 f"Region {self.region.kind} was recompiled as often as PyTorch allows ({dynamo.recompile_limit()}) and "
-                f"runs eager from now on. The guard that failed: {first_line(guard or 'unknown')}. {hint_for(guard or '')}"
+                f"runs eager from now on. The guard that failed: {first_line(guard or 'unknown')}. "
+                f"{hint_for(guard or '')}"
             ),
         )
 
@@ -220,10 +221,10 @@ class ObservedBackend:
         self.__name__ = policy.backend  # what Dynamo names in its own messages
 
     def __call__(self, graph: Any, example_inputs: Any) -> Callable[..., Any]:
-        now = dynamo.current()
-        if now is None or not isinstance(now[0], KindRecord):
+        """Compile one graph, as Dynamo asks a backend to."""
+        record, conversion = dynamo.current() or (None, None)
+        if not isinstance(record, KindRecord) or conversion is None:
             return self._inner(graph, example_inputs)  # type: ignore[no-any-return]
-        record, conversion = now
         found = dynamo.break_of(graph)
         if found is not None:
             conversion.breaks.append(found)

@@ -10,8 +10,9 @@ Three placements (DESIGN gives the measurements behind them):
 ``wrap``
     ``torch.compile(module)`` in the module's place, as accelerate's users know it.
 
-A *layer* is a function that stands in an instance's ``forward`` and calls what was there before. The compiled forward is
-one, a strategy's autocast is another. Layers lie on each other and are found again by the mark they carry, on a copy too.
+A *layer* is a function that stands in an instance's ``forward`` and calls what was there before. The compiled forward
+is one, a strategy's autocast is another. Layers lie on each other, and are found again by the mark they carry, on a
+copy too.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Under:
     """The ``forward`` an instance carried before a layer was put on it.
 
     Args:
-        function: What was there; without its ``self`` where it was bound to the instance, so that a copy can bind its own.
+        function: What was there; without its ``self`` where it was bound to the instance, so that a copy binds its own.
         bound: Whether it was bound to the instance.
     """
 

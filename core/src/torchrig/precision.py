@@ -1,136 +1,119 @@
-"""Mixed precision around a plain loop: autocast in the model's forward, loss scaling in backward and step.
+"""Mixed precision around a plain loop: autocast in the model's forward, and loss scaling where fp16 needs it.
 
-bf16 and fp16 run the root's ``forward`` under autocast and give floating-point outputs back in float32, so that a loss
-computed outside keeps its accuracy. fp16 also scales: the loop's own ``loss.backward()`` is scaled by multiplying the
-gradient where it enters the model's outputs, and ``optimizer.step()`` unscales first and steps nothing when a gradient
-overflowed, through the optimizer's own step hooks. PyTorch's ``GradScaler`` holds the scale and decides.
+The root's ``forward`` gets a layer that runs what was there under autocast, and gives low-precision outputs back in
+float32, so that a loss computed outside keeps its accuracy. The loop stays as it is; :mod:`torchrig.scaling` says how.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
 
-from .placement import Layer, Undo, put_layer, under
+from . import overflow
+from .errors import SettingsError
+from .nested import map_tensors
+from .placement import Layer, Under, Undo, put_layer, under
+from .scaling import LossScaling
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_LOW = frozenset(DTYPES.values())
 
 
 def apply(model: nn.Module, optimizers: Sequence[Optimizer], precision: str, device: torch.device) -> Undo:
-    """Run ``model`` in ``precision``; returns how to undo it.
+    """Run ``model`` in ``precision``.
 
     Args:
         model: The root; its ``forward`` gets a layer.
-        optimizers: Those whose steps must unscale, for ``"fp16"``.
+        optimizers: Those that step it. They need nothing done to them, and one that is built later works the same.
         precision: ``"no"``, ``"bf16"`` or ``"fp16"``.
         device: The device that autocast is for.
+
+    Returns:
+        A function that takes it all back.
+
+    Raises:
+        SettingsError: ``"fp16"``, and the parameters are float16 themselves: their gradients would underflow, and
+            so PyTorch's ``GradScaler`` refuses them as well.
     """
     if precision == "no":
         return lambda: None
-    scaling = LossScaling(device) if precision == "fp16" else None
-    undos = [_put_autocast(model, device.type, DTYPES[precision], scaling)]
-    if scaling is not None:
-        undos += [scaling.attach(optimizer) for optimizer in optimizers]
-    return lambda: [undo() for undo in reversed(undos)].clear()
+    scaled = precision == "fp16"
+    if scaled:
+        _refuse_half(model)
+    take_off = put_layer(model, *_autocast_layer(model, device.type, DTYPES[precision], scaled))
+    if scaled:
+        overflow.scaling_for(model)
+
+    def undo() -> None:
+        take_off()
+        overflow.forget(model)
+
+    return undo
 
 
-def _put_autocast(model: nn.Module, device_type: str, dtype: torch.dtype, scaling: LossScaling | None) -> Undo:
-    lying = under(model)
-    inner: Callable[..., Any] = type(model).forward if lying is None else lying.function
-    takes_self = lying is None or lying.bound
-
-    @functools.wraps(inner)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device_type, dtype=dtype):
-            outputs = inner(self, *args, **kwargs) if takes_self else inner(*args, **kwargs)
-        outputs = pytree.tree_map_only(torch.Tensor, functools.partial(_to_float32, low=dtype), outputs)
-        return outputs if scaling is None else scaling.of_outputs(outputs)
-
-    return put_layer(model, forward, Layer("autocast", lying))
-
-
-def _to_float32(tensor: torch.Tensor, low: torch.dtype) -> torch.Tensor:
-    return tensor.float() if tensor.dtype is low else tensor
-
-
-class _ScaleGradient(torch.autograd.Function):
-    """The identity, whose gradient is multiplied by the scale."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        ctx.scale = scale
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0] * ctx.scale.to(gradients[0].dtype), None
-
-
-class LossScaling:
-    """Dynamic loss scaling for a loop that does not know of it.
+def scaling_of(model: nn.Module) -> LossScaling | None:
+    """The loss scaling of a model prepared with ``fp16``; ``None`` for any other.
 
     Args:
-        device: The device the gradients are on.
+        model: The model, or a wrapper around it such as ``DistributedDataParallel``.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self.scaler = torch.amp.GradScaler(device.type)
-        self._device = device
-        self._unscaled: set[int] = set()
-        self._held: dict[int, list[tuple[nn.Parameter, torch.Tensor]]] = {}
-
-    def of_outputs(self, outputs: Any) -> Any:
-        """``outputs`` with each tensor that needs a gradient scaled on the way back."""
-        if not torch.is_grad_enabled():
-            return outputs
-        scale = self.scaler.scale(torch.ones((), device=self._device))
-        return pytree.tree_map_only(
-            torch.Tensor, lambda leaf: _ScaleGradient.apply(leaf, scale) if leaf.requires_grad else leaf, outputs
-        )
-
-    def attach(self, optimizer: Optimizer) -> Undo:
-        """Unscale before each step of ``optimizer``, skip it on overflow, and adapt the scale after."""
-        handles = [
-            optimizer.register_step_pre_hook(lambda opt, *_: self._before_step(opt)),
-            optimizer.register_step_post_hook(lambda opt, *_: self._after_step(opt)),
-        ]
-        return lambda: [handle.remove() for handle in handles].clear()
-
-    def unscale(self, optimizer: Optimizer) -> None:
-        """Bring the gradients to their true size before the step, once; for gradient clipping."""
-        if id(optimizer) not in self._unscaled:
-            self.scaler.unscale_(optimizer)
-            self._unscaled.add(id(optimizer))
-
-    def _before_step(self, optimizer: Optimizer) -> None:
-        self.unscale(optimizer)
-        if self._overflowed(optimizer):
-            # An optimizer steps over parameters without a gradient: all of them held back is a skipped step.
-            self._held[id(optimizer)] = _take_gradients(optimizer)
-
-    def _after_step(self, optimizer: Optimizer) -> None:
-        for parameter, gradient in self._held.pop(id(optimizer), []):
-            parameter.grad = gradient
-        self._unscaled.discard(id(optimizer))
-        self.scaler.update()
-
-    def _overflowed(self, optimizer: Optimizer) -> bool:
-        # GradScaler keeps what unscale_ found in this method's result (seen on torch 2.9 and 2.13); it has no public one.
-        found = self.scaler._found_inf_per_device(optimizer)  # type: ignore[attr-defined]
-        return any(bool(value) for value in found.values())
+    return next((scaling for module in model.modules() if (scaling := overflow.recall(module)) is not None), None)
 
 
-def _take_gradients(optimizer: Optimizer) -> list[tuple[nn.Parameter, torch.Tensor]]:
-    held = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                held.append((parameter, parameter.grad))
-                parameter.grad = None
-    return held
+def _refuse_half(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.dtype is torch.float16 and parameter.requires_grad:
+            raise SettingsError(
+                f"mixed_precision='fp16' needs parameters in float32, and {name!r} is float16 itself. "
+                "Build the model in float32 (model.float()); autocast makes the float16 copies.",
+                setting="mixed_precision",
+            )
+
+
+def _autocast_layer(
+    model: nn.Module, device_type: str, dtype: torch.dtype, scaled: bool
+) -> tuple[Callable[..., Any], Layer]:
+    lying = under(model)
+    inner = _with_self(type(model).forward if lying is None else lying.function, lying)
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with torch.autocast(device_type, dtype=dtype):
+                return inner(self, *args, **kwargs)
+
+        if scaled:
+            return overflow.scaling_for(self).run(self, call, _to_float32, args, kwargs)
+        return map_tensors(call(*args, **kwargs), _to_float32)
+
+    # Not the attributes: those of a compiled function would make Dynamo take this one for compiled.
+    functools.update_wrapper(forward, inner, updated=())
+    forward.__name__ = "forward"  # a bound method is pickled as getattr(module, its name)
+    return forward, Layer("autocast", lying)
+
+
+def _with_self(function: Callable[..., Any], lying: Under | None) -> Callable[..., Any]:
+    """``function`` as one that takes the module first; a free ``forward`` of the instance's own does not."""
+    if lying is None or lying.bound:
+        return function
+
+    @functools.wraps(function, updated=())
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    del call.__wrapped__
+    with contextlib.suppress(TypeError, ValueError):  # a callable without a signature
+        signature = inspect.signature(function)
+        me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        call.__signature__ = signature.replace(parameters=[me, *signature.parameters.values()])  # type: ignore[attr-defined]
+    return call
+
+
+def _to_float32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in _LOW else tensor

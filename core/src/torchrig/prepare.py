@@ -35,8 +35,8 @@ def prepare(model: nn.Module, *others: Any, settings: Settings | None = None, **
         **overrides: Single settings, such as ``backend="inductor"``; they win over everything else.
 
     Returns:
-        What was given, in the same order: the model alone, or a tuple. Under a strategy that works in place the model is
-        the very object that was given.
+        What was given, in the same order: the model alone, or a tuple. Under a strategy that works in place the model
+        is the very object that was given.
 
     Raises:
         SettingsError: A setting cannot be used; names where it came from.
@@ -60,9 +60,7 @@ def prepare(model: nn.Module, *others: Any, settings: Settings | None = None, **
     return made if others else made[0]
 
 
-def carry_out(
-    arguments: Arguments, settings: Settings, drafting: Callable[[nn.Module], Draft]
-) -> tuple[Any, ...]:
+def carry_out(arguments: Arguments, settings: Settings, drafting: Callable[[nn.Module], Draft]) -> tuple[Any, ...]:
     """Draft a plan for each model that is not prepared yet, carry them all out, and give back what was given."""
     fresh = [each for each in arguments.models if not _prepared_alike(each, settings)]
     drafts = [drafting(each) for each in fresh]
@@ -76,7 +74,8 @@ def _prepared_alike(model: nn.Module, settings: Settings) -> bool:
         return False
     if before.plan.settings != settings:
         raise AlreadyPreparedError(
-            f"This {type(model).__name__} is prepared already, with other settings: {_difference(before.plan.settings, settings)}. "
+            f"This {type(model).__name__} is prepared already, with other settings: "
+            f"{_difference(before.plan.settings, settings)}. "
             "Take it off first: model = torchrig.unwrap(model, keep_compile=False)."
         )
     return True
@@ -84,7 +83,9 @@ def _prepared_alike(model: nn.Module, settings: Settings) -> bool:
 
 def _difference(before: Settings, now: Settings) -> str:
     old, new = before.to_dict(), now.to_dict()
-    return ", ".join(f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in new if old.get(name) != new[name])
+    return ", ".join(
+        f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in new if old.get(name) != new[name]
+    )
 
 
 def _replacement(given: Any, replaced: dict[int, Any]) -> Any:
@@ -197,7 +198,9 @@ class _Run:
     def remember(self) -> None:
         """Keep what was made, and look at what compiled once the model has run."""
         plan = self.draft.plan
-        kept = state.Prepared(plan, self.observation, self.draft.hooks, weakref.ref(self.given), weakref.ref(self.model))
+        kept = state.Prepared(
+            plan, self.observation, self.draft.hooks, weakref.ref(self.given), weakref.ref(self.model)
+        )
         for module in {id(self.given): self.given, id(self.model): self.model}.values():
             state.remember(module, kept)
         if self.observation is not None:
@@ -229,11 +232,14 @@ def _own_compile(drafted: Draft, module: nn.Module, region: Region, kwargs: dict
     """What a plugin made of a region in a way of its own; ``None`` when every plugin left it to torchrig."""
     answers: dict[str, nn.Module] = {}
     for name, _ in drafted.hooks.list_name_plugin():
-        for answer in _only(drafted.hooks, "compile_region", name)(module=module, region=region, kwargs=kwargs, plan=drafted.plan):
+        for answer in _only(drafted.hooks, "compile_region", name)(
+            module=module, region=region, kwargs=kwargs, plan=drafted.plan
+        ):
             answers[name] = answer
     if len(answers) > 1:
         raise AmbiguousPluginError(
-            f"Both {' and '.join(answers)} want to compile region {region.kind} their own way; use one of them at a time."
+            f"Both {' and '.join(answers)} want to compile region {region.kind} in a way of their own; "
+            "use one of them at a time."
         )
     return next(iter(answers.values()), None)
 
@@ -241,7 +247,12 @@ def _own_compile(drafted: Draft, module: nn.Module, region: Region, kwargs: dict
 def _tree_snapshot(model: nn.Module) -> Undo:
     """Remember class, attributes and children of every module, so that a transform can be taken back."""
     kept = [
-        (module, type(module), dict(vars(module)), {name: dict(part) for name, part in vars(module).items() if isinstance(part, dict)})
+        (
+            module,
+            type(module),
+            dict(vars(module)),
+            {name: dict(part) for name, part in vars(module).items() if isinstance(part, dict)},
+        )
         for module in model.modules()
     ]
 

@@ -18,8 +18,8 @@ def compile_regions(model: nn.Module, **torch_compile_kwargs: Any) -> nn.Module:
     Args:
         model: The model. It stays on its device, and in its precision.
         **torch_compile_kwargs: What ``torch.compile`` takes: ``backend`` (by default ``"inductor"``), ``mode``,
-            ``options``, ``fullgraph``, ``dynamic``, ``disable``; and torchrig's ``regions``, ``exclude``, ``placement``,
-            ``on_failure`` and ``on_problem``.
+            ``options``, ``fullgraph``, ``dynamic``, ``disable``; and torchrig's ``regions``, ``exclude``,
+            ``placement``, ``on_failure`` and ``on_problem``.
 
     Returns:
         ``model`` itself, but for ``placement="wrap"`` of a whole model, which gives the wrapper.

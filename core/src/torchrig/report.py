@@ -135,7 +135,9 @@ def _row(kind: KindReport) -> tuple[str, ...]:
 def _details(kinds: tuple[KindReport, ...]) -> list[str]:
     lines = []
     for kind in kinds:
-        lines += [f"{kind.kind} recompiled ({each.mode}): {each.guard}. {each.hint}".rstrip() for each in kind.recompiles]
+        lines += [
+            f"{kind.kind} recompiled ({each.mode}): {each.guard}. {each.hint}".rstrip() for each in kind.recompiles
+        ]
         lines += [f"{kind.kind} breaks at {each.where}: {each.reason}" for each in kind.breaks]
         lines += [f"{kind.kind} fell back: {each}" for each in kind.fallbacks]
     return lines
@@ -185,7 +187,8 @@ def _kind_report(record: KindRecord) -> KindReport:
         modes=dict(record.modes),
         calls=record.calls,
         recompiles=tuple(
-            RecompileReport(each.where, first_line(each.guard), each.mode, hint_for(each.guard)) for each in record.recompiles
+            RecompileReport(each.where, first_line(each.guard), each.mode, hint_for(each.guard))
+            for each in record.recompiles
         ),
         breaks=tuple(BreakReport(each.where, first_line(each.reason)) for each in record.breaks),
         fallbacks=tuple(record.fallbacks),
@@ -201,4 +204,3 @@ def is_compiled(module: nn.Module) -> bool:
 def has_compiled_regions(model: nn.Module) -> bool:
     """Whether some module inside ``model``, or ``model`` itself, runs compiled."""
     return any(placement.is_compiled(module) for module in model.modules())
-

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from . import environment, layers, sources, values
-from .catalogue import normalise
+from .catalogue import canonical
 from .errors import SettingsError
 from .validation import first_error
 from .values import Spelled
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from os import PathLike
 
 M = TypeVar("M", bound=BaseModel)
-_SOURCES = "_sources"  # how __init__ hands the sources on to settings_customise_sources
 
 Action = Annotated[Literal["warn", "raise", "ignore"], PlainValidator(values.one_of(*values.PROBLEM_ACTIONS))]
 
@@ -65,16 +64,16 @@ class Settings(BaseSettings):
         fullgraph: Whether a graph break is an error.
         dynamic: Whether shapes are dynamic from the start; ``None`` decides at the first recompile.
         disable: Compile nothing.
-        regions: ``"auto"`` (repeated blocks where there are any, else the whole model), ``"repeated"``, ``"whole"``, or a
-            list of class names, classes, and patterns of module names such as ``"decoder.layers.*"``.
+        regions: ``"auto"`` (repeated blocks where there are any, else the whole model), ``"repeated"``, ``"whole"``,
+            or a list of class names, classes, and patterns of module names such as ``"decoder.layers.*"``.
             ``use_regional_compilation`` is taken as an old name: true is ``"auto"``, false is ``"whole"``.
         exclude: What not to compile, written as such a list.
         placement: How the compiled code is put on a region: ``"auto"``, ``"forward"``, ``"inplace"`` or ``"wrap"``.
         on_failure: When compiling raises: ``"raise"``, or ``"eager"`` to warn once and go on uncompiled.
-        on_problem: ``"warn"``, ``"raise"`` or ``"ignore"``, for all kinds of problem or by kind; see :class:`OnProblem`.
+        on_problem: ``"warn"``, ``"raise"`` or ``"ignore"``, for all problems or by kind; see :class:`OnProblem`.
         mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``.
         transforms: The names of transforms, in the order in which they are applied.
-        device: The device to run on, as text or ``torch.device``; ``None`` takes the machine's accelerator, else the CPU.
+        device: The device to run on, as text or ``torch.device``; ``None`` takes an accelerator, else the CPU.
         **blocks: Plugins' own settings: a mapping under the plugin's name.
 
     Raises:
@@ -163,7 +162,7 @@ class Settings(BaseSettings):
 
     def plugin_block(self, name: str) -> Mapping[str, Any] | None:
         """A plugin's own settings as they were given, not validated; ``None`` when there are none."""
-        return self.blocks.get(normalise(name))
+        return self.blocks.get(canonical(name))
 
     def validate_block(self, name: str, model: type[M]) -> M:
         """A plugin's own settings, validated.
@@ -179,7 +178,7 @@ class Settings(BaseSettings):
         try:
             return model.model_validate(block)
         except ValidationError as error:
-            raise first_error(error, model, block, normalise(name), self._origins) from None
+            raise first_error(error, model, block, canonical(name), self._origins) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -207,7 +206,8 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The sources that this instance is made from, instead of pydantic-settings' own."""
-        return cast(InitSettingsSource, init_settings).init_kwargs[_SOURCES]
+        ordered: tuple[sources.Source, ...] = cast(InitSettingsSource, init_settings).init_kwargs["_sources"]
+        return ordered
 
     def _load(self, arguments: Mapping[str, Any], find_file: Callable[[], tuple[str, str] | None]) -> None:
         cls, origins, file = type(self), dict[str, str](), find_file()
@@ -221,7 +221,7 @@ class Settings(BaseSettings):
 
     def _build(self, origins: dict[str, str], *ordered: sources.Source) -> None:
         try:
-            super().__init__(**{_SOURCES: ordered})
+            super().__init__(_sources=ordered)  # settings_customise_sources takes them out again
         except ValidationError as error:
             merged = {name: value for each in reversed(ordered) for name, value in each.values.items()}
             raise first_error(error, type(self), merged, "", origins) from None

@@ -43,6 +43,7 @@ class Source(PydanticBaseSettingsSource):
         """Read the values."""
 
     def __call__(self) -> dict[str, Any]:
+        """The layer's values; notes their origins."""
         layer = self.layer()
         for name, origin in layer.origins.items():
             self._origins.setdefault(name, origin)

@@ -1,7 +1,7 @@
 """What torchrig remembers of a prepared model, beside the model rather than on it.
 
-Kept by identity and weakly: a model is freed as before, a user's ``__eq__`` or ``__hash__`` plays no part, and nothing of
-it shows in ``vars(model)``, a pickle or a copy. What a copy must know of itself is in its compiled forwards.
+Kept by identity and weakly: a model is freed as before, a user's ``__eq__`` or ``__hash__`` plays no part, and nothing
+of it shows in ``vars(model)``, a pickle or a copy. What a copy must know of itself is in its compiled forwards.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import nn
 if TYPE_CHECKING:
     import pluggy
 
+    from .hookspecs import Plan
     from .observe import Observation
-    from .plan import Plan
 
 
 @dataclass(frozen=True)

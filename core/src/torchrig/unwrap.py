@@ -16,8 +16,8 @@ def unwrap(model: nn.Module, *, keep_compile: bool = True) -> nn.Module:
     Args:
         model: A prepared model, or any other.
         keep_compile: ``True`` leaves the model's compiled regions in place and changes nothing that is alive.
-            ``False`` also takes every compiled forward and every layer off the model, so that it runs as written, and can
-            be prepared again with other settings.
+            ``False`` also takes every compiled forward and every layer off the model, so that it runs as written, and
+            can be prepared again with other settings.
 
     Returns:
         The original object; ``unwrap(prepare(model)) is model``.

@@ -127,14 +127,18 @@ def _given_path(detail: ErrorDetails, given: Any) -> list[str]:
     """Pydantic's location without the steps that are in no document: the members of unions it tried."""
     path: list[str] = []
     for step in detail["loc"]:
-        if isinstance(given, Mapping) and step in given:
-            given = given[step]  # type: ignore[index]
-        elif isinstance(given, list) and isinstance(step, int) and step < len(given):
+        if _holds(given, step):
             given = given[step]
         elif detail["type"] != "missing" or step != detail["loc"][-1]:
             continue
         path.append(str(step))
     return path
+
+
+def _holds(given: Any, step: str | int) -> bool:
+    if isinstance(given, list):
+        return isinstance(step, int) and step < len(given)
+    return isinstance(given, Mapping) and step in given
 
 
 def _origin(setting: str, origins: Mapping[str, str]) -> str:

@@ -31,8 +31,8 @@ class Spelled:
     """How a field is written in an environment variable.
 
     Args:
-        form: ``"text"`` as it stands; ``"list"`` as a JSON list or words between commas; ``"mapping"`` as a JSON object,
-            or one variable a key, after ``__``.
+        form: ``"text"`` as it stands; ``"list"`` as a JSON list or words between commas; ``"mapping"`` as a JSON
+            object, or one variable a key, after ``__``.
         nullable: Whether ``none`` and ``null`` mean ``None``.
     """
 
@@ -75,7 +75,7 @@ def nearest(value: object, choices: Iterable[str]) -> str | None:
     if not isinstance(value, str):
         return None
     by_folded = {each.casefold(): each for each in choices}
-    close = difflib.get_close_matches(value.casefold()[:_LONGEST_COMPARED], by_folded, 1)
+    close = difflib.get_close_matches(value.casefold()[:_LONGEST_COMPARED], by_folded, 1, cutoff=0.65)
     return by_folded[close[0]] if close else None
 
 
@@ -225,7 +225,7 @@ def _plain(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: classes and functions by qualified name, what JSON has no word for by its ``repr``."""
+    """A value as JSON can hold it: classes and functions by qualified name, what JSON has no word for by ``repr``."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

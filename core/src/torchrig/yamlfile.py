@@ -1,7 +1,7 @@
 """YAML text -> plain values, and the line of every key.
 
-Scalars are read as YAML 1.2's core schema reads them, not as PyYAML does by default: there ``backend: no`` is the boolean
-false, ``1e-4`` is text, and ``12:30`` is the number 750.
+Scalars are read as YAML 1.2's core schema reads them, not as PyYAML does by default: there ``backend: no`` is the
+boolean false, ``1e-4`` is text, and ``12:30`` is the number 750.
 Parsing stops at the node graph (``yaml.compose``), for that is where the lines still are; no tag constructs an object.
 """
 

@@ -8,9 +8,8 @@ from torch.optim import Optimizer
 
 from torchrig import optimizers as rebinding
 from torchrig import precision
-from torchrig.hookspecs import Capabilities, StrategyInfo, Wrapped, hookimpl
+from torchrig.hookspecs import Capabilities, Plan, StrategyInfo, Wrapped, hookimpl
 from torchrig.placement import Undo
-from torchrig.plan import Plan
 
 
 @hookimpl
@@ -62,9 +61,7 @@ def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
 
 def _remember_tensors(model: nn.Module) -> Undo:
     """Remember every parameter and buffer with its data; ``Module.to`` may replace either."""
-    kept = [
-        (module, dict(module._parameters), dict(module._buffers)) for module in model.modules()
-    ]
+    kept = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
     data = {tensor: tensor.data for _, own, _ in kept for tensor in own.values() if tensor is not None}
 
     def undo() -> None:
