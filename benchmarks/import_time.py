@@ -11,7 +11,10 @@ import statistics
 import subprocess
 import sys
 
-TIMED = "from time import perf_counter as now; t = now(); import {first}; a = now(); import torchrig; print(a - t, now() - a)"
+TIMED = """
+from time import perf_counter as now
+start = now(); import {first}; between = now(); import torchrig; print(between - start, now() - between)
+"""
 
 
 def main() -> None:

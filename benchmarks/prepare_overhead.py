@@ -85,8 +85,8 @@ def main() -> None:
     ours = statistics.median(taken["torchrig.prepare"])
     print(f"{options.blocks} blocks, medians of {options.rounds} rounds")
     print(f"  {'':40} {'ms':>8}  prepare is")
-    for name, seconds in taken.items():
-        median = statistics.median(seconds)
+    for name, each in taken.items():
+        median = statistics.median(each)
         print(f"  {name:40} {1e3 * median:8.1f}  {ours / median:6.2f}x of it")
 
 

@@ -63,6 +63,9 @@ class Block(nn.Module):
 class ByteLlama(nn.Module):
     """A Llama-style language model over bytes: ``(batch, length)`` tokens to ``(batch, length, 256)`` logits."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, width: int = 256, heads: int = 4, layers: int = 12) -> None:
         super().__init__()
         self.embed = nn.Embedding(BYTES, width)
@@ -144,9 +147,7 @@ def peak_memory() -> float:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a byte-level Llama on the Python standard library's sources.")
     parser.add_argument("--backend", help="what compiles: no, eager, inductor, ... (default: TORCHRIG_BACKEND, or no)")
-    parser.add_argument(
-        "--regions", help="what is compiled: auto, whole, repeated, ... (default: TORCHRIG_REGIONS, or auto)"
-    )
+    parser.add_argument("--regions", help="what is compiled: auto, whole, ... (default: TORCHRIG_REGIONS, or auto)")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=4, help="windows of text in a batch")
     parser.add_argument("--width", type=int, default=256)

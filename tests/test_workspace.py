@@ -1,4 +1,4 @@
-"""The workspace: versions in step, every distribution complete, public names pinned, a cheap import, examples that run."""
+"""The workspace: versions in step, complete distributions, pinned public names, a cheap import, examples that run."""
 
 from __future__ import annotations
 
@@ -27,14 +27,18 @@ PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 DISTRIBUTIONS = [CORE, *PLUGINS]
 
 PUBLIC = {
-    "AlreadyPreparedError", "AmbiguousPluginError", "ArgumentError", "BackendError", "BackendInfo", "BackendNotInstalled",
-    "BackendRemoved", "BackendUnavailable", "Capabilities", "CompileProblem", "CompileProblemWarning", "CompileRequest",
-    "DynamoBackend", "GraphBreak", "Plan", "PluginError", "PluginLoadError", "RecompileLimitReached", "Region",
-    "RegionCompileError", "RegionError", "RegionNotCompiled", "Report", "Settings", "SettingsError", "Step",
-    "StrategyError", "StrategyInfo", "StrategyNotInstalled", "StrategyUnavailable", "TorchrigError", "TorchrigWarning",
-    "TransformInfo", "Wrapped", "compile_regions", "has_compiled_regions", "hookimpl", "is_compiled", "plan", "prepare",
-    "report", "unwrap",
+    "AlreadyPreparedError", "AmbiguousPluginError", "ArgumentError", "BackendError", "BackendInfo",
+    "BackendNotInstalled", "BackendRemoved", "BackendUnavailable", "Capabilities", "CompileProblem",
+    "CompileProblemWarning", "CompileRequest", "DynamoBackend", "GraphBreak", "Plan", "PluginError",
+    "PluginLoadError", "RecompileLimitReached", "Region", "RegionCompileError", "RegionError", "RegionNotCompiled",
+    "Report", "Settings", "SettingsError", "Step", "StrategyError", "StrategyInfo", "StrategyNotInstalled",
+    "StrategyUnavailable", "TorchrigError", "TorchrigWarning", "TransformInfo", "Wrapped", "compile_regions",
+    "has_compiled_regions", "hookimpl", "is_compiled", "plan", "prepare", "report", "unwrap",
 }  # fmt: skip
+
+
+# Who may touch PyTorch's private surface: a module more is a decision.
+PRIVATE_ROOMS = {"core": {"dynamo.py", "foreign.py"}, "inductor": {"options.py", "toolchain.py"}}
 
 
 def pyproject(folder: Path) -> dict[str, Any]:
@@ -135,10 +139,9 @@ def test_import_is_cheap_and_brings_no_plugin():
 
 
 @each_distribution
-def test_private_torch_is_touched_in_one_room_only(folder):
-    touching = [file.name for file in folder.glob("src/**/*.py") if private_torch(file.read_text())]
-    assert len(touching) <= 1
-    assert folder != CORE or touching == ["dynamo.py"]
+def test_private_torch_is_touched_in_known_rooms_only(folder):
+    touching = {file.name for file in folder.glob("src/**/*.py") if private_torch(file.read_text())}
+    assert touching == PRIVATE_ROOMS.get(folder.name, set())
 
 
 def private_torch(source: str) -> list[str]:
@@ -152,7 +155,7 @@ def private_torch(source: str) -> list[str]:
         else:
             names = [ast.unparse(node)] if isinstance(node, ast.Attribute) else []
         found += [name for name in names if re.match(r"torch\.(\w+\.)*_[a-z]", name)]
-    return found
+    return [name for name in found if not name.startswith("torch.utils._pytree")]  # as stable as public names
 
 
 @pytest.mark.parametrize(
@@ -194,7 +197,7 @@ def test_the_example_learns_the_same_compiled_and_saves_a_bare_checkpoint(tmp_pa
 
 def test_the_readmes_example_runs():
     readme = (ROOT / "README.md").read_text()
-    code = [block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "torchrig.prepare" in block][0]
+    (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     assert len(code.splitlines()) <= 20
     assert "report" in code
     run_python("-c", code.replace('backend="inductor"', 'backend="eager"'))

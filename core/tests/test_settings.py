@@ -295,13 +295,18 @@ def test_a_block_is_validated_by_the_plugins_model():
         ("fsdp2:\n  size: big\n", "fsdp2.size", 2, None),
         ("fsdp2:\n  inner:\n    dept: 1\n", "fsdp2.inner.dept", 3, "depth"),
         ("fsdp2:\n  inner:\n    depth: []\n", "fsdp2.inner.depth", 3, None),
-        ("fsdp2:\n  reshard: often\n", "fsdp2.reshard", 2, None),
+        ("fsdp2:\n  reshard: aut\n", "fsdp2.reshard", 2, "auto"),
     ],
 )
 def test_a_bad_value_in_a_block(yaml, text, setting, line, nearest):
     error = refused(Settings.from_yaml(yaml(text)).validate_block, "fsdp2", Plugin)
     assert (error.setting, error.origin, error.nearest) == (setting, f"train.yaml:{line}", nearest)
     assert "Input should be" not in str(error)
+
+
+def test_every_kind_a_value_may_be_is_named():
+    error = refused(Settings(fsdp2={"reshard": "often"}).validate_block, "fsdp2", Plugin)
+    assert str(error).startswith("fsdp2.reshard must be true or false, or one of auto, and is 'often'. (from argument)")
 
 
 def test_a_missing_value_in_a_block_is_the_blocks_fault(yaml):

@@ -46,7 +46,8 @@ class ForeignBackend:
     @hookimpl
     def torch_compile_kwargs(self, request: CompileRequest) -> dict[str, Any]:
         """The backend with the mode and the options, unless it has no place for them."""
-        asked = {"mode": request.mode if request.mode != "default" else None, "options": request.options or None}
+        mode = None if request.mode == "default" else request.mode
+        asked = {"mode": mode, "options": dict(request.options or {}) or None}  # a copy: torch.compile pops from it
         given = {setting: value for setting, value in asked.items() if value is not None}
         for setting in given:
             if not self._takes(setting):
@@ -62,14 +63,15 @@ def from_callable(function: Callable[..., Any]) -> ForeignBackend:
     return ForeignBackend(_name_of(function), function, function, "a callable given as the backend")
 
 
-def registered_names() -> dict[str, str]:
+def registered_names(debug: bool = True) -> dict[str, str]:
     """The names PyTorch's own registry knows, as torchrig spells them -> as PyTorch does.
 
+    ``debug=False`` leaves out those PyTorch itself tags as for debugging or as experimental.
     Imports ``torch._dynamo``, which takes about two seconds: ask it last.
     """
     from torch._dynamo import list_backends
 
-    return {normalise(name): name for name in list_backends(None)}
+    return {normalise(name): name for name in (list_backends(None) if debug else list_backends())}
 
 
 def from_registered(name: str) -> ForeignBackend:

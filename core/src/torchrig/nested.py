@@ -21,7 +21,11 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
     return map_leaves(value, lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf)
 
 
-def map_leaves(value: Any, function: Leaf) -> Any:
+def _never(value: Any) -> bool:
+    return False
+
+
+def map_leaves(value: Any, function: Leaf, is_leaf: Callable[[Any], bool] = _never) -> Any:
     """``value`` with ``function`` applied to everything in it that is not a container.
 
     Containers are lists, tuples, named tuples, dicts and dataclass instances, subclasses included (such as the outputs
@@ -31,20 +35,25 @@ def map_leaves(value: Any, function: Leaf) -> Any:
     Args:
         value: Anything.
         function: Takes what is not a container, and returns what stands in its place.
+        is_leaf: Says of a container that it is to be given to ``function`` as a whole.
     """
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) or is_leaf(value):
         return function(value)
+
+    def each(item: Any) -> Any:
+        return map_leaves(item, function, is_leaf)
+
     if isinstance(value, dict):
-        return _map_dict(value, function)
+        return _map_dict(value, each)
     if isinstance(value, (list, tuple)):
-        return _map_sequence(value, function)
+        return _map_sequence(value, each)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _map_dataclass(value, function)
+        return _map_dataclass(value, each)
     return function(value)
 
 
-def _map_dict(value: dict[Any, Any], function: Leaf) -> Any:
-    changes = _changes(value.items(), function)
+def _map_dict(value: dict[Any, Any], each: Leaf) -> Any:
+    changes = _changes(value.items(), each)
     if not changes:
         return value
     copied = copy.copy(value)  # keeps a defaultdict's factory, and a subclass's own attributes
@@ -53,8 +62,8 @@ def _map_dict(value: dict[Any, Any], function: Leaf) -> Any:
     return copied
 
 
-def _map_sequence(value: Any, function: Leaf) -> Any:
-    changes = _changes(enumerate(value), function)
+def _map_sequence(value: Any, each: Leaf) -> Any:
+    changes = _changes(enumerate(value), each)
     if not changes:
         return value
     items = [changes.get(place, item) for place, item in enumerate(value)]
@@ -66,11 +75,11 @@ def _map_sequence(value: Any, function: Leaf) -> Any:
     return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
 
 
-def _map_dataclass(value: Any, function: Leaf) -> Any:
+def _map_dataclass(value: Any, each: Leaf) -> Any:
     own = (
         (field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if hasattr(value, field.name)
     )
-    changes = _changes(own, function)
+    changes = _changes(own, each)
     if not changes:
         return value
     copied = copy.copy(value)
@@ -79,6 +88,6 @@ def _map_dataclass(value: Any, function: Leaf) -> Any:
     return copied
 
 
-def _changes(items: Any, function: Leaf) -> dict[Any, Any]:
-    mapped = ((key, item, map_leaves(item, function)) for key, item in items)
+def _changes(items: Any, each: Leaf) -> dict[Any, Any]:
+    mapped = ((key, item, each(item)) for key, item in items)
     return {key: new for key, item, new in mapped if new is not item}

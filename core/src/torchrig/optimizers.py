@@ -1,8 +1,8 @@
 """Bind an optimizer to the parameters its model lives with now.
 
-Moving a model to some devices, or sharding it, replaces its ``Parameter`` objects; an optimizer built before would go on
-stepping the old ones. Its parameter groups and its state are re-keyed here, in place, so that schedulers and the user's
-own references to the optimizer stay right.
+Moving a model to some devices, or sharding it, replaces its ``Parameter`` objects; an optimizer built before would go
+on stepping the old ones. Its parameter groups and its state are re-keyed here, in place, so that schedulers and the
+user's own references to the optimizer stay right.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+
+from .errors import StrategyError
+from .nested import map_tensors
 
 
 def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -31,35 +34,78 @@ def rebind(
 ) -> Callable[[], None]:
     """Make the optimizer own ``after``'s parameters where it owned ``before``'s, matched by name.
 
-    Tensors of its state go to the device of their parameter; one-element step counters stay where they are, as
-    PyTorch's own ``load_state_dict`` leaves them.
+    Parameters of the optimizer that are not in ``before`` are left alone, and so is their state. The optimizer, its
+    groups, its lists of parameters and its ``state`` stay the same objects: schedulers hold them, and LBFGS keeps its list.
+
+    Tensors of the state go to the device of their parameter. A step counter goes only where the group says ``fused`` or
+    ``capturable``, as ``Optimizer.load_state_dict`` has it: elsewhere PyTorch wants it on the CPU.
+
+    Args:
+        optimizer: The optimizer.
+        before: The model's parameters by name, when the optimizer was built.
+        after: The live parameters by name. The same objects, where only their data moved.
 
     Returns:
         A function that undoes it.
+
+    Raises:
+        StrategyError: The optimizer steps a parameter that ``after`` does not name. Nothing was changed.
     """
-    groups = [list(group["params"]) for group in optimizer.param_groups]
+    new_of = _counterparts(optimizer, before, after)
+    undo = _put_back(optimizer)
+    on_device = _device_counters(optimizer)
     state = dict(optimizer.state)
-    new_of = {id(old): after[name] for name, old in before.items() if name in after}
     for group in optimizer.param_groups:
-        group["params"] = [new_of.get(id(old), old) for old in group["params"]]
+        group["params"][:] = [new_of.get(id(old), old) for old in group["params"]]
     optimizer.state.clear()
     for old, values in state.items():
-        parameter = new_of.get(id(old), old)
-        optimizer.state[parameter] = _on_device_of(parameter, values)
-    return lambda: _put_back(optimizer, groups, state)
+        new = new_of.get(id(old))
+        if new is None:
+            optimizer.state[old] = values
+        else:
+            optimizer.state[new] = _on_device_of(new, values, move_step=id(old) in on_device)
+    return undo
 
 
-def _on_device_of(parameter: Any, values: Any) -> Any:
-    if not isinstance(values, dict) or not isinstance(parameter, torch.Tensor):
-        return values
-    return {
-        name: value.to(parameter.device) if isinstance(value, torch.Tensor) and value.dim() else value
-        for name, value in values.items()
-    }
+def _counterparts(
+    optimizer: Optimizer, before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]
+) -> dict[int, nn.Parameter]:
+    """The live parameter for each that the optimizer steps, by the identity of the old one."""
+    name_of = {id(parameter): name for name, parameter in before.items()}
+    owned = [name_of[id(old)] for group in optimizer.param_groups for old in group["params"] if id(old) in name_of]
+    lost = [name for name in owned if name not in after]
+    if lost:
+        raise StrategyError(
+            f"{type(optimizer).__name__} steps parameter {lost[0]!r}, which the model does not have under that name after "
+            f"it was wrapped ({len(lost)} such in all). The strategy must name the live parameters as the model's own."
+        )
+    return {id(before[name]): after[name] for name in owned}
 
 
-def _put_back(optimizer: Optimizer, groups: list[list[nn.Parameter]], state: dict[Any, Any]) -> None:
-    for group, parameters in zip(optimizer.param_groups, groups, strict=True):
-        group["params"] = parameters
-    optimizer.state.clear()
-    optimizer.state.update(state)
+def _device_counters(optimizer: Optimizer) -> set[int]:
+    groups = (group for group in optimizer.param_groups if group.get("fused") or group.get("capturable"))
+    return {id(parameter) for group in groups for parameter in group["params"]}
+
+
+def _on_device_of(parameter: nn.Parameter, values: Any, *, move_step: bool) -> Any:
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(parameter.device)
+
+    if not isinstance(values, dict) or move_step or "step" not in values:
+        return map_tensors(values, move)
+    moved = map_tensors({name: value for name, value in values.items() if name != "step"}, move)
+    return {name: moved.get(name, value) for name, value in values.items()}
+
+
+def _put_back(optimizer: Optimizer) -> Callable[[], None]:
+    """How to bring groups and state back to what they are now."""
+    parameters = [list(group["params"]) for group in optimizer.param_groups]
+    state = dict(optimizer.state)
+
+    def undo() -> None:
+        for group, own in zip(optimizer.param_groups, parameters, strict=True):
+            group["params"][:] = own
+        optimizer.state.clear()
+        optimizer.state.update(state)
+
+    return undo

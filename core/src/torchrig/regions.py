@@ -15,7 +15,7 @@ from torch import nn
 from .errors import RegionError
 from .hookspecs import Region
 from .repeats import Repeats
-from .structure import Node, Tree, is_scripted, resolve
+from .structure import Node, Tree, resolve
 
 __all__ = ["find_regions", "resolve"]
 
@@ -72,7 +72,7 @@ def _chosen(tree: Tree, spec: str | type[nn.Module] | Sequence[Item]) -> tuple[l
 
 def _whole(tree: Tree) -> Node:
     if not _compilable(tree.root):
-        why = "is TorchScript already" if is_scripted(tree.root.module) else "has no forward of its own"
+        why = "is TorchScript already" if tree.root.facts.scripted else "has no forward of its own"
         raise RegionError(
             f"{tree.root.cls.__name__} {why}, so the whole model cannot be compiled, and nothing in it repeats. "
             "Prepare the module whose forward you call, or name the regions."
@@ -81,7 +81,7 @@ def _whole(tree: Tree) -> Node:
 
 
 def _compilable(node: Node) -> bool:
-    return node.callable and not is_scripted(node.module)
+    return node.callable and not node.facts.scripted
 
 
 def _nothing_repeats(tree: Tree) -> str:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .structure import Node, Tree, is_scripted
+from .structure import Node, Tree
 
 AUTHORS_WORD = "_repeated_blocks"
 DEVICES_WORD = "_no_split_modules"
@@ -59,6 +59,7 @@ class Repeats:
     def __init__(self, tree: Tree) -> None:
         self.hinted: dict[type[nn.Module], str] = {}
         self._inside: dict[Node, list[Node]] = {}
+        self._barren: set[int] = set()  # shapes in which nothing repeats: looked into once, not once for each instance
         self._authored = _authored(tree)
         self.hinted.update({cls: why for _, classes in self._authored.items() for cls, why in classes.items()})
         self.hinted.update({cls: why for cls, why in _device_hints(tree).items() if cls not in self.hinted})
@@ -70,11 +71,13 @@ class Repeats:
         """The outermost repeated modules inside a node."""
         if node in self._authored:
             return _outermost(node, self._authored[node])
-        if not node.children:
+        if not node.children or node.shape in self._barren:
             return []
         taken: list[Node] = []
         for row in rows(node):
             taken.extend(self._look_along(row))
+        if not taken:
+            self._barren.add(node.shape)
         return taken
 
     def _look_along(self, row: Row) -> list[Node]:
@@ -115,7 +118,7 @@ class Repeats:
             return True
         parent = group[0].parent
         assert parent is not None
-        rest = sum(child.size for child in parent.children if child.children or not _of_torch(child.cls))
+        rest = sum(child.size for child in parent.children if child.held or not child.facts.torch_layer)
         return sum(member.size for member in group) * 2 < rest
 
     def _may_enter(self, only: Node, row: Row) -> bool:
@@ -157,16 +160,10 @@ def is_block(node: Node, row: Row) -> bool:
     A module without children is one only where its class is the user's own, it has parameters, and it stands in a
     container (a user's RMSNorm beside another is a part of a block).
     """
-    if not node.callable or is_scripted(node.module):
+    if not node.callable or node.facts.scripted:
         return False
-    if node.children or _holds_shared(node):
-        return True
-    return not any(_of_torch(base) for base in node.cls.__mro__ if base is not nn.Module) and node.size > 0
-
-
-def _holds_shared(node: Node) -> bool:
-    """Whether a module's children are all found elsewhere first."""
-    return not is_scripted(node.module) and any(vars(node.module).get("_modules", {}).values())
+    # What it holds, and not its nodes: a module whose children are all shared with another holds them too.
+    return bool(node.held) or (not node.facts.torch_layer and node.size > 0)
 
 
 def rows(node: Node) -> list[Row]:
@@ -247,11 +244,7 @@ def _above(node: Node) -> Iterable[Node]:
 
 def _kind(node: Node) -> object:
     """A class of the user's own; of a class of torch.nn, which may hold anything, only what is built alike."""
-    return (node.cls, node.shape) if _of_torch(node.cls) else node.cls
-
-
-def _of_torch(cls: type) -> bool:
-    return cls.__module__.startswith(("torch.nn.", "torch.ao."))
+    return (node.cls, node.shape) if node.facts.of_torch else node.cls
 
 
 def _outermost(node: Node, classes: Iterable[type[nn.Module]]) -> list[Node]:

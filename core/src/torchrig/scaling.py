@@ -150,7 +150,18 @@ class LossScaling:
         node.register_hook(lambda gradients, _: self._unscaled(gradients, places))
 
     def scaled(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A gradient that enters the model."""
+        """A gradient that enters the model, scaled.
+
+        Raises:
+            SettingsError: The backward is to be differentiated itself. What that brings would enter the model's graph
+                elsewhere than at its outputs, and be divided by a scale it was never multiplied by.
+        """
+        if torch.is_grad_enabled():  # so it is in a backward with create_graph=True, and in no other
+            raise SettingsError(
+                "Loss scaling does not go with create_graph=True: the second derivative would be wrong by the scale. "
+                "Use mixed_precision='bf16' for this model.",
+                setting="mixed_precision",
+            )
         return gradient * self._scale
 
     def _unscaled(self, gradients: Sequence[torch.Tensor | None], places: Sequence[int]) -> tuple[Any, ...]:

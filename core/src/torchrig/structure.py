@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -17,6 +18,27 @@ from .errors import RegionError
 # Swapped in at run time for the class a module was built from, whose name they carry behind one of these prefixes:
 # by torch.nn.utils.parametrize, by fully_shard and by replicate.
 _SWAPPED_IN = ("Parametrized", "FSDP", "Replicate")
+_WRAPPED = "_orig_mod"
+_NONE: dict[str, Any] = {}
+
+
+class ClassFacts:
+    """What is asked of a class again and again, worked out once for all its instances.
+
+    Args:
+        cls: The class, as it is now.
+    """
+
+    __slots__ = ("built_from", "has_forward", "of_torch", "scripted", "torch_layer", "wrapper")
+
+    def __init__(self, cls: type[nn.Module]) -> None:
+        self.built_from = built_from(cls)
+        self.has_forward = cls.forward is not nn.Module.forward
+        # Told by name, because to import Dynamo takes seconds.
+        self.wrapper = cls.__module__ == "torch._dynamo.eval_frame" and cls.__name__ == "OptimizedModule"
+        self.scripted = any(base.__module__ == "torch.jit._script" for base in cls.__mro__)
+        self.of_torch = _of_torch(self.built_from)
+        self.torch_layer = any(_of_torch(base) for base in cls.__mro__ if base is not nn.Module)
 
 
 class Node:
@@ -27,16 +49,33 @@ class Node:
         name: Its name in ``parent``.
         fqn: Its fully qualified name; ``""`` is the root.
         parent: The node that holds it; ``None`` for the root.
+        facts: Of its class.
     """
 
-    __slots__ = ("aliases", "children", "cls", "fqn", "module", "name", "parent", "places", "shape", "size")
+    __slots__ = (
+        "aliases",
+        "children",
+        "cls",
+        "facts",
+        "fqn",
+        "held",
+        "module",
+        "name",
+        "parent",
+        "places",
+        "shape",
+        "size",
+    )
 
-    def __init__(self, module: nn.Module, name: str, fqn: str, parent: Node | None) -> None:
+    def __init__(self, module: nn.Module, name: str, fqn: str, parent: Node | None, facts: ClassFacts) -> None:
         self.module = module
+        self.facts = facts
         self.name = name
         self.fqn = fqn
         self.parent = parent
-        self.cls = built_from(type(module))
+        self.cls = facts.built_from
+        # A ScriptModule cannot be compiled in parts: its children are not looked at.
+        self.held: dict[str, nn.Module] = {} if facts.scripted else children_of(module)
         self.children: list[Node] = []
         self.places = 1  # how often its parent holds it
         self.aliases: list[str] = []  # its other names
@@ -46,7 +85,7 @@ class Node:
     @property
     def callable(self) -> bool:
         """Whether the module has a forward; a ModuleList, a ModuleDict and a ParameterList have none."""
-        return "forward" in vars(self.module) or type(self.module).forward is not nn.Module.forward
+        return self.facts.has_forward or "forward" in vars(self.module)
 
     def inside(self) -> Iterator[Node]:
         """Every node below this one, parents first."""
@@ -66,19 +105,12 @@ def built_from(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def children_of(module: nn.Module) -> dict[str, nn.Module]:
-    """The modules that a module holds, by name; none for a ``ScriptModule``, which cannot be compiled in parts."""
-    held: dict[str, nn.Module | None] = {} if is_scripted(module) else vars(module).get("_modules", {})
-    return {name: child for name, child in held.items() if child is not None}
+    """The modules that a module holds, by name."""
+    return {name: child for name, child in vars(module).get("_modules", {}).items() if child is not None}
 
 
-def is_scripted(module: nn.Module) -> bool:
-    """Whether a module is TorchScript already."""
-    return any(base.__module__ == "torch.jit._script" for base in type(module).__mro__)
-
-
-def is_torch_compiled(module: nn.Module) -> bool:
-    """Whether a module is the wrapper that ``torch.compile`` makes. Told by name: importing Dynamo takes seconds."""
-    return type(module).__module__ == "torch._dynamo.eval_frame" and "_orig_mod" in vars(module).get("_modules", {})
+def _of_torch(cls: type) -> bool:
+    return cls.__module__.startswith(("torch.nn.", "torch.ao."))
 
 
 def resolve(model: nn.Module, fqn: str) -> nn.Module:
@@ -114,6 +146,7 @@ class Tree:
         self.nodes: dict[int, Node] = {}
         self.children_first: list[Node] = []
         self._shapes: dict[Any, int] = {}
+        self._facts: dict[type[nn.Module], ClassFacts] = {}
         self.root = self._add(model, "", None)
         self._read()
 
@@ -122,34 +155,40 @@ class Tree:
         yield self.root
         yield from self.root.inside()
 
+    def _facts_of(self, cls: type[nn.Module]) -> ClassFacts:
+        facts = self._facts.get(cls)
+        if facts is None:
+            facts = self._facts[cls] = ClassFacts(cls)
+        return facts
+
     def _add(self, module: nn.Module, name: str, parent: Node | None) -> Node:
-        prefix = f"{parent.fqn}." if parent is not None and parent.fqn else ""
-        node = Node(module, name, prefix + name, parent)
+        fqn = f"{parent.fqn}.{name}" if parent is not None and parent.fqn else name
+        node = Node(module, name, fqn, parent, self._facts_of(type(module)))
         self.nodes[id(module)] = node
         if parent is not None:
             parent.children.append(node)
         return node
 
     def _read(self) -> None:
-        held = children_of(self.root.module)
         # A stack rather than recursion: chains of modules may be deeper than Python's recursion limit.
-        stack = [(self.root, held, iter(held.items()))]
+        stack = [(self.root, iter(self.root.held.items()))]
         while stack:
-            node, held, left = stack[-1]
+            node, left = stack[-1]
             for name, child in left:
                 entered = self._enter(node, name, child)
-                if entered is not None:
-                    below = children_of(entered.module)
-                    stack.append((entered, below, iter(below.items())))
+                if entered is not None and entered.held:
+                    stack.append((entered, iter(entered.held.items())))
                     break
+                if entered is not None:
+                    self._finish(entered)
             else:
-                self._finish(node, held)
+                self._finish(node)
                 stack.pop()
 
     def _enter(self, parent: Node, name: str, child: nn.Module) -> Node | None:
         """The node of a module met for the first time; of one met before, note the other name."""
-        while is_torch_compiled(child):
-            name, child = f"{name}._orig_mod", vars(child)["_modules"]["_orig_mod"]
+        while self._facts_of(type(child)).wrapper:
+            name, child = f"{name}.{_WRAPPED}", _wrapped(child)
         known = self.nodes.get(id(child))
         if known is None:
             return self._add(child, name, parent)
@@ -157,30 +196,35 @@ class Tree:
         known.places += known.parent is parent
         return None
 
-    def _finish(self, node: Node, held: dict[str, nn.Module]) -> None:
+    def _finish(self, node: Node) -> None:
         self.children_first.append(node)
-        tensors = _tensors(node.module)
-        node.size = sum(size for _, _, size in tensors) + sum(child.size for child in node.children)
-        below = tuple((name, self._shape_of(child)) for name, child in held.items())
-        key = (node.cls, tuple((name, shape) for name, shape, _ in tensors), below)
-        node.shape = self._shapes.setdefault(key, len(self._shapes))
+        tensors, node.size = ((), 0) if node.facts.scripted else _tensors(vars(node.module))
+        for child in node.children:
+            node.size += child.size
+        below = tuple([(name, self._shape_of(child)) for name, child in node.held.items()]) if node.held else ()
+        node.shape = self._shapes.setdefault((node.cls, tensors, below), len(self._shapes))
 
     def _shape_of(self, module: nn.Module) -> int:
-        while is_torch_compiled(module):
-            module = vars(module)["_modules"]["_orig_mod"]
+        while self._facts_of(type(module)).wrapper:
+            module = _wrapped(module)
         return self.nodes[id(module)].shape  # -1 for a module that holds itself
 
 
-def _tensors(module: nn.Module) -> list[tuple[str, tuple[int, ...] | None, int]]:
-    """Name, shape and elements of a module's own parameters and buffers; buffers count no elements."""
-    if is_scripted(module):
-        return []
-    own = vars(module)
-    found: list[tuple[str, tuple[int, ...] | None, int]] = []
-    for name, tensor in own.get("_parameters", {}).items():
+def _wrapped(module: nn.Module) -> nn.Module:
+    inner: nn.Module = vars(module)["_modules"][_WRAPPED]
+    return inner
+
+
+def _tensors(own: dict[str, Any]) -> tuple[tuple[Any, ...], int]:
+    """Name and shape of a module's own parameters and buffers, and how many elements the parameters have."""
+    found: list[tuple[str, torch.Size | None]] = []
+    size = 0
+    for name, tensor in own.get("_parameters", _NONE).items():
         if tensor is not None:
-            found.append((name, None, 0) if is_lazy(tensor) else (name, tuple(tensor.shape), tensor.numel()))
-    for name, tensor in own.get("_buffers", {}).items():
+            lazy = is_lazy(tensor)
+            found.append((name, None if lazy else tensor.shape))
+            size += 0 if lazy else tensor.numel()
+    for name, tensor in own.get("_buffers", _NONE).items():
         if tensor is not None:
-            found.append((name, None if is_lazy(tensor) else tuple(tensor.shape), 0))
-    return found
+            found.append((name, None if is_lazy(tensor) else tensor.shape))
+    return tuple(found), size

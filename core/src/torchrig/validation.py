@@ -49,8 +49,8 @@ def first_error(
         prefix: The plugin whose block it is; empty for torchrig's own settings.
         origins: Where each value came from, by dotted name.
     """
-    detail = error.errors(include_url=False)[0]
-    path = _given_path(detail, given)
+    details = error.errors(include_url=False)
+    detail, path = details[0], _given_path(details[0], given)
     cause = detail.get("ctx", {}).get("error")
     setting = ".".join([prefix] * bool(prefix) + path)
     origin = _origin(f"{setting}.{cause.at}" if isinstance(cause, Refused) and cause.at else setting, origins)
@@ -59,9 +59,10 @@ def first_error(
     if isinstance(cause, (Refused, SettingsError)):
         message = f"{setting} {cause.message}" if isinstance(cause, Refused) else cause.message
         return SettingsError(message, setting=setting, origin=origin, choices=cause.choices, nearest=cause.nearest)
-    choices = _choices(detail)
+    alike = [each for each in details if _given_path(each, given) == path]  # one for each member of a union
+    choices = [choice for each in alike for choice in _choices(each)]
     return SettingsError(
-        f"{setting} {_sentence(detail)}",
+        f"{setting} {_sentence(detail) if len(alike) == 1 else _sentence_of_union(alike)}",
         setting=setting,
         origin=origin,
         choices=choices,
@@ -80,7 +81,16 @@ def _sentence(detail: ErrorDetails) -> str:
     text = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if text.startswith("Input should "):
         return f"must {text.removeprefix('Input should ')}, and is {value}."
-    return f"cannot be {value}: {text}."
+    return f"cannot be {value}: {text.rstrip('.')}."
+
+
+def _sentence_of_union(details: Iterable[ErrorDetails]) -> str:
+    wanted: dict[str, None] = {}
+    for detail in details:
+        one_of = f"one of {', '.join(_choices(detail))}" if _choices(detail) else None
+        wanted[one_of or _WANTED.get(detail["type"]) or detail["msg"].removeprefix("Input should be ")] = None
+        value = shown(detail["input"])
+    return f"must be {', or '.join(wanted)}, and is {value}."
 
 
 def _choices(detail: ErrorDetails) -> list[str]:
