@@ -25,7 +25,8 @@ help:
 dev: $(READY)
 
 # torch is named in the very command that installs the packages: on its own, pip would take the newest torch for them.
-$(READY): requirements-dev.txt Makefile $(addsuffix /pyproject.toml,$(PACKAGES)) | python
+$(READY): requirements-dev.txt Makefile $(addsuffix /pyproject.toml,$(PACKAGES))
+	@$(MAKE) --no-print-directory python
 	@echo "Making $(VENV) with $$($(PYTHON) --version); the download is a few hundred megabytes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --progress-bar off "$(TORCH)" \

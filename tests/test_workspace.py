@@ -199,5 +199,5 @@ def test_the_readmes_example_runs():
     readme = (ROOT / "README.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     assert len(code.splitlines()) <= 20
-    assert "report" in code
-    run_python("-c", code.replace('backend="inductor"', 'backend="eager"'))
+    said = run_python("-c", code.replace('backend="inductor"', 'backend="eager"'))
+    assert re.search(r"Sequential +12 +1 +0 +0 ", said)  # instances, graphs, recompiles, breaks: as its comment says

@@ -121,8 +121,7 @@ def test_groups_keep_their_order_and_their_extra_keys():
         ],
         lr=0.1,
     )
-    live = replace_parameters(model) if (before := parameters_by_name(model)) else {}
-    rebind(optimizer, before, live)
+    rebind(optimizer, parameters_by_name(model), replace_parameters(model))
     assert [
         group["params"][0] is each
         for group, each in zip(optimizer.param_groups, (model.second.weight, model.first.weight), strict=True)
@@ -161,12 +160,11 @@ def test_state_moves_with_its_parameter_and_counters_where_pytorch_wants_them(na
     before = parameters_by_name(model)
     model.to(META)
     rebind(optimizer, before, parameters_by_name(model))
-    for parameter in model.parameters():
-        assert parameter.device == META
-        if parameter.requires_grad:
-            state = optimizer.state[parameter]
-            assert state["exp_avg"].device == META
-            assert state["step"].device.type == counter
+    assert {parameter.device for parameter in optimizer.param_groups[0]["params"]} == {META}
+    assert len(optimizer.state) == 4  # all but the frozen one
+    for state in optimizer.state.values():
+        assert state["exp_avg"].device == META
+        assert state["step"].device.type == counter
 
 
 def test_state_in_lists_moves_too():

@@ -94,7 +94,9 @@ suffixes = st.lists(
     min_size=1,
     max_size=3,
 ).map("__".join)
-ours = suffixes.map(lambda suffix: ("TORCHRIG_" + suffix).replace("=", ""))
+ours = st.sampled_from([f"TORCHRIG_{field.upper()}" for field in FIELDS]) | suffixes.map(
+    lambda suffix: ("TORCHRIG_" + suffix).replace("=", "")
+)
 accelerates = st.sampled_from(["BACKEND", "MODE", "USE_FULLGRAPH", "USE_DYNAMIC", "USE_REGIONAL_COMPILATION"])
 variable_values = st.sampled_from(WORDS) | shell_text
 wild_environments = st.dictionaries(ours | accelerates.map("ACCELERATE_DYNAMO_".__add__), variable_values, max_size=4)
@@ -125,7 +127,7 @@ yaml_line = st.tuples(
     st.sampled_from(["", "  ", "- ", "? ", "# "]),
     st.sampled_from([*FIELDS, "<<", "graph_break", "&a", "*a", "!!int", "!x", "1"]),
     st.sampled_from([": ", ":", " ", ": &a ", ": *a", ": [", ": {", ": |\n  "]),
-    words,
+    words | st.sampled_from(["!!int x", "!!float x", "!!set {a}", "!x y"]),
 ).map("".join)
 yaml_texts = (
     st.text(max_size=60)
@@ -136,7 +138,7 @@ yaml_texts = (
 texts = st.one_of(right_yaml, right_yaml, yaml_texts).map(lambda text: text.encode("utf-8", "surrogatepass"))
 files = st.none() | st.binary(max_size=60) | texts
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "120"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "80"))
 fuzzed = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

@@ -92,6 +92,15 @@ class _Chosen:
 
 def draft(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
     """Choose the plugins, find the regions, and put the steps in order."""
+    try:
+        return _draft(model, arguments, settings)
+    except SettingsError as error:  # plugins know which setting is wrong, and not where it came from
+        if error.origin is None and error.setting is not None:
+            error.origin = settings.origin(error.setting)
+        raise
+
+
+def _draft(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
     from .plugins import make_manager
 
     chosen = _choose(settings)
@@ -191,13 +200,8 @@ def _compile_kwargs(
         device=device.type,
         own=None if info.settings is None else settings.validate_block(backend.name, info.settings),
     )
-    try:
-        check_request(info, request)
-        asked: dict[str, Any] = hooks.hook.torch_compile_kwargs(request=request)
-    except SettingsError as error:
-        if error.origin is None and error.setting is not None:
-            error.origin = settings.origin(error.setting)
-        raise
+    check_request(info, request)
+    asked: dict[str, Any] = hooks.hook.torch_compile_kwargs(request=request)
     return {"fullgraph": settings.fullgraph, "dynamic": settings.dynamic, **asked}
 
 

@@ -160,6 +160,7 @@ def _described(kind: Kind, entry: Entry, hooks: object) -> Info:
 
 
 def empty_manager() -> pluggy.PluginManager:
+    """A manager that knows torchrig's hooks and has no plugins."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     return manager

@@ -92,20 +92,26 @@ class Repeats:
         inside = [unit for member in group for unit in self._inside[member]]
         named = [member for member in group if member.cls in self.hinted]
         alike = _alike(group, row)
-        if any(unit.cls in self.hinted for unit in inside) and not named:
+        if not named and any(unit.cls in self.hinted and _deep(unit) for unit in inside):
             return inside
-        if self._are_stages(group) and not (named and alike == len(group)):
-            wanted = alike < len(group) or all(issubclass(member.cls, nn.Sequential) for member in group)
-            if wanted and (len(group) > 1 or named or self._may_enter(group[0], row)):
-                return inside
+        if self._are_stages(group, alike) and (len(group) > 1 or named or self._may_enter(group[0], row)):
+            return inside
         if named:
             return group if row.mixed else named
         if alike:
             return inside if self._better_inside(group, row) else group
-        return inside if self._may_enter(group[0], row) and len(group) == 1 else []
+        return inside if len(group) == 1 and self._may_enter(group[0], row) else []
 
-    def _are_stages(self, group: list[Node]) -> bool:
-        """Whether each member directly holds, in a row, modules of one class that is taken."""
+    def _are_stages(self, group: list[Node], alike: int) -> bool:
+        """Whether the members differ, and each directly holds, in a row, modules of one class that is taken.
+
+        Where some of the members are alike, layers in a row are not enough to make stages of them: a ResNet's blocks
+        hold rows of convolutions, and the first of them differs.
+        """
+        if alike == len(group) and not all(issubclass(member.cls, nn.Sequential) for member in group):
+            return False
+        if 0 < alike < len(group) and not any(_deep(unit) for member in group for unit in self._inside[member]):
+            return False
         direct = [list(_directly_held(member)) for member in group]
         taken = {unit for member in group for unit in self._inside[member]}
         classes = {held.cls for members in direct for held in members if held in taken}
@@ -127,14 +133,14 @@ class Repeats:
             return True
         if len(row.members) > 1:
             return True
-        return any(part.children for unit in self._inside[only] for part in unit.children)
+        return any(_deep(unit) for unit in self._inside[only])
 
     def _everywhere(self, tree: Tree) -> list[Node]:
         """What repeats, and the same classes wherever else they stand."""
         taken = set(self._inside[tree.root])
         if tree.root in self._authored or not taken:
             return [node for node in tree.parents_first() if node in taken]
-        around = {above for node in taken for above in _above(node)}
+        around = {(above, _kind(node)) for node in taken for above in _above(node)}
         classes = {_kind(node) for node in taken}
         closed = set(self._authored)
         found: list[Node] = []
@@ -151,7 +157,9 @@ class Repeats:
                 found.append(node)
             else:
                 stack.extend(node.children[::-1])
-        return found
+        # What was taken may lie in one that was found by its class; then it gives no reason to take its like elsewhere.
+        classes = {_kind(node) for node in found if node in taken}
+        return [node for node in found if _kind(node) in classes]
 
 
 def is_block(node: Node, row: Row) -> bool:
@@ -240,6 +248,11 @@ def _above(node: Node) -> Iterable[Node]:
     while node.parent is not None:
         node = node.parent
         yield node
+
+
+def _deep(node: Node) -> bool:
+    """Whether a module is made of modules that are made of modules, as a block is and an MLP is not."""
+    return any(part.children for part in node.children)
 
 
 def _kind(node: Node) -> object:

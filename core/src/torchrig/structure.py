@@ -33,7 +33,8 @@ class ClassFacts:
 
     def __init__(self, cls: type[nn.Module]) -> None:
         self.built_from = built_from(cls)
-        self.has_forward = cls.forward is not nn.Module.forward
+        # Read, not called for: a ScriptModule's forward is a descriptor that refuses to be asked on the class.
+        self.has_forward = next(base for base in cls.__mro__ if "forward" in vars(base)) is not nn.Module
         # Told by name, because to import Dynamo takes seconds.
         self.wrapper = cls.__module__ == "torch._dynamo.eval_frame" and cls.__name__ == "OptimizedModule"
         self.scripted = any(base.__module__ == "torch.jit._script" for base in cls.__mro__)
