@@ -57,7 +57,8 @@ def test_one_unreadable_distribution_hides_no_other(install):
 def test_the_catalogue_imports_no_torch():
     code = (
         "import sys, types; package = types.ModuleType('torchrig'); package.__path__ = [sys.argv[1]];"
-        "sys.modules['torchrig'] = package; import torchrig.catalogue as c; c.known_names(); assert 'torch' not in sys.modules"
+        "sys.modules['torchrig'] = package; import torchrig.catalogue as c; c.known_names();"
+        "assert 'torch' not in sys.modules"
     )
     folder = catalogue.__file__.rpartition("/")[0]
     subprocess.run([sys.executable, "-c", code, folder], check=True)

@@ -77,7 +77,7 @@ def test_a_registered_name_that_pytorch_cannot_load(monkeypatch):
             raise ImportError("no such library")
 
     monkeypatch.setitem(registry._BACKENDS, "half_there", Entry())
-    with pytest.raises(errors.BackendUnavailable, match="'half_there' is registered with PyTorch.*no such library"):
+    with pytest.raises(errors.BackendUnavailable, match=r"'half_there' is registered with PyTorch.*no such library"):
         plugins.load_backend("half_there")
 
 

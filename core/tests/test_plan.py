@@ -110,3 +110,8 @@ def test_more_than_one_process_needs_a_strategy_for_it(monkeypatch: pytest.Monke
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(torchrig.StrategyNotInstalled, match="ddp"):
         torchrig.plan(Stack())
+
+
+def test_a_block_for_a_plugin_that_takes_none_is_refused() -> None:
+    with pytest.raises(torchrig.SettingsError, match=r"'eager' takes no settings of its own.*argument"):
+        torchrig.plan(Stack(), backend="eager", **{"eager": {"speed": 3}})

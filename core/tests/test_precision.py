@@ -254,12 +254,20 @@ def test_a_model_is_freed_and_the_process_wide_hooks_go_with_it_case_36():
 # -- fp16: the gradients -------------------------------------------------------------------------------------------
 
 
+def use_twice(out):
+    return (out * out.sin()).mean()
+
+
+def use_in_two_losses(out):
+    return out.pow(2).mean() + out.sin().mean()
+
+
 COMPUTE = {
     "plain": lambda model: loss_of(model, *batch()),
     "l2 penalty": lambda model: loss_of(model, *batch()) + 0.1 * sum(p.pow(2).sum() for p in model.parameters()),
     "two forwards": lambda model: loss_of(model, *batch()) + loss_of(model, *batch(2)),
     "its own output as input": lambda model: loss_of(model, nn.functional.pad(model(batch()[0]), (0, 4)), batch()[1]),
-    "an output used twice": lambda model: (lambda out: (out * out.sin()).mean())(model(batch()[0])),
+    "an output used twice": lambda model: use_twice(model(batch()[0])),
     "a parameter used outside": lambda model: (model(batch()[0]) @ model.outer.weight).pow(2).mean(),
     "output changed in place": lambda model: model(batch()[0]).mul_(2).pow(2).mean(),
 }
@@ -338,9 +346,7 @@ def test_a_loss_in_the_model_beside_logits_used_outside_as_well():
     fp16(model)
     logits, loss = model(batch()[0])
     (loss + logits.sin().mean()).backward()
-    expected = autocast_gradients(
-        net(), lambda each: (lambda out: out.pow(2).mean() + out.sin().mean())(each(batch()[0]))
-    )
+    expected = autocast_gradients(net(), lambda each: use_in_two_losses(each(batch()[0])))
     for name, value in gradients(model).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-6)
 

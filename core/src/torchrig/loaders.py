@@ -28,9 +28,9 @@ def place(loader: DataLoader[Any], device: torch.device) -> Any:
 class DeviceLoader:
     """A ``DataLoader`` whose batches arrive on a device.
 
-    Iterating moves every tensor of a batch (see :func:`to_device`). Everything else is the loader's: its length, reading
-    and setting its attributes, and ``isinstance(..., DataLoader)`` (its ``__class__`` says so, as a mock's does: libraries
-    choose by that, and the loader itself cannot be changed without copying the worker pool that it may hold).
+    Iterating moves every tensor of a batch (see :func:`to_device`). Everything else is the loader's: its length,
+    reading and setting its attributes, and ``isinstance(..., DataLoader)``, by which libraries choose (``__class__``
+    says so, as a mock's does; a real subclass would need the loader's arguments, and a copy its pool of workers).
 
     Args:
         loader: The loader.
@@ -69,7 +69,7 @@ class DeviceLoader:
     def __repr__(self) -> str:
         return f"DeviceLoader({self.loader!r}, device={str(self.device)!r})"
 
-    @property
+    @property  # type: ignore[misc]  # setting goes to the loader, as of every attribute
     def __class__(self) -> type:
         return type(self.loader)
 
@@ -79,8 +79,8 @@ def to_device(batch: Any, device: torch.device, *, non_blocking: bool = False) -
 
     Args:
         batch: A tensor, or any nesting of lists, tuples, named tuples, dicts and dataclasses. An object with a ``to``
-            method of its own (a tokenizer's encoding, a packed sequence, a graph) is moved by that, as a whole. All else,
-            strings for one, is left as it is.
+            method of its own (a tokenizer's encoding, a packed sequence, a graph) is moved by that, as a whole. All
+            else, strings for one, is left as it is.
         device: Where to.
         non_blocking: Whether the copy of a tensor may go on while the loop does.
     """

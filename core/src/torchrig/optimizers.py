@@ -35,7 +35,7 @@ def rebind(
     """Make the optimizer own ``after``'s parameters where it owned ``before``'s, matched by name.
 
     Parameters of the optimizer that are not in ``before`` are left alone, and so is their state. The optimizer, its
-    groups, its lists of parameters and its ``state`` stay the same objects: schedulers hold them, and LBFGS keeps its list.
+    groups, its lists of parameters and its ``state`` stay the same objects: schedulers hold them, LBFGS keeps its list.
 
     Tensors of the state go to the device of their parameter. A step counter goes only where the group says ``fused`` or
     ``capturable``, as ``Optimizer.load_state_dict`` has it: elsewhere PyTorch wants it on the CPU.
@@ -76,8 +76,8 @@ def _counterparts(
     lost = [name for name in owned if name not in after]
     if lost:
         raise StrategyError(
-            f"{type(optimizer).__name__} steps parameter {lost[0]!r}, which the model does not have under that name after "
-            f"it was wrapped ({len(lost)} such in all). The strategy must name the live parameters as the model's own."
+            f"{type(optimizer).__name__} steps parameter {lost[0]!r}, which the model does not have under that name "
+            f"after it was wrapped ({len(lost)} such in all). The strategy must keep the names of the model."
         )
     return {id(before[name]): after[name] for name in owned}
 

@@ -16,6 +16,7 @@ from .hookspecs import BackendInfo, CompileRequest, Plan, Region, Step, Strategy
 
 if TYPE_CHECKING:
     import pluggy
+    from pydantic import BaseModel
 
     from .plugins import Plugin
     from .settings import Settings
@@ -104,6 +105,8 @@ def _draft(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
     from .plugins import make_manager
 
     chosen = _choose(settings)
+    for plugin in (chosen.strategy, chosen.backend, *chosen.transforms):
+        own_settings(plugin, settings)
     device = _device(settings)
     _check_backend(chosen.backend, device, training=bool(arguments.optimizers_of(model)))
     off = tuple(_switched_off(settings)) if chosen.compiles else ()
@@ -132,6 +135,20 @@ def _choose(settings: Settings) -> _Chosen:
         backend=plugins.load_backend(settings.backend),
         transforms=tuple(plugins.load_transform(name) for name in settings.transforms),
     )
+
+
+def own_settings(plugin: Plugin, settings: Settings) -> BaseModel | None:
+    """A plugin's own block of the settings, validated by its model; ``None`` for a plugin that has none.
+
+    Raises:
+        SettingsError: A value in the block cannot be used, or there is a block for a plugin that takes none.
+    """
+    if plugin.info.settings is not None:
+        return settings.validate_block(plugin.name, plugin.info.settings)
+    if settings.plugin_block(plugin.name):
+        message = f"{plugin.name!r} takes no settings of its own."
+        raise SettingsError(message, setting=plugin.name, origin=settings.origin(plugin.name))
+    return None
 
 
 def _strategy_name(settings: Settings) -> str:
@@ -198,7 +215,7 @@ def _compile_kwargs(
         fullgraph=settings.fullgraph,
         dynamic=settings.dynamic,
         device=device.type,
-        own=None if info.settings is None else settings.validate_block(backend.name, info.settings),
+        own=own_settings(backend, settings),
     )
     check_request(info, request)
     asked: dict[str, Any] = hooks.hook.torch_compile_kwargs(request=request)

@@ -19,15 +19,14 @@ stack of dense and MoE layers is taken whole. Four rules keep the level right:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from torch import nn
 
-from .structure import Node, Tree
+from .structure import AUTHORS_WORD, DEVICES_WORD, Node, Tree
 
-AUTHORS_WORD = "_repeated_blocks"
-DEVICES_WORD = "_no_split_modules"
+_NO_NAMES: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,11 @@ class Row:
     attributes: bool
     mixed: bool
     numbered: bool
+
+    @property
+    def stands_in_line(self) -> bool:
+        """Whether it is a row in the plain sense: in a container, or numbered."""
+        return self.numbered or not self.attributes
 
 
 class Repeats:
@@ -81,8 +85,13 @@ class Repeats:
         return taken
 
     def _look_along(self, row: Row) -> list[Node]:
-        blocks = [member for member in row.members if is_block(member, row)]
-        taken = [unit for member in row.members if not is_block(member, row) for unit in self._inside[member]]
+        blocks: list[Node] = []
+        taken: list[Node] = []
+        for member in row.members:
+            if is_block(member):
+                blocks.append(member)
+            else:
+                taken.extend(self._inside[member])
         for group in _groups(blocks, row):
             taken.extend(self._take(group, row))
         return taken
@@ -90,7 +99,7 @@ class Repeats:
     def _take(self, group: list[Node], row: Row) -> list[Node]:
         """The members of a group, or what repeats inside them, or nothing."""
         inside = [unit for member in group for unit in self._inside[member]]
-        named = [member for member in group if member.cls in self.hinted]
+        named = [member for member in group if member.cls in self.hinted and row.stands_in_line]
         alike = _alike(group, row)
         if not named and any(unit.cls in self.hinted and _deep(unit) for unit in inside):
             return inside
@@ -147,13 +156,9 @@ class Repeats:
         stack = [tree.root]
         while stack:
             node = stack.pop()
-            more = (
-                _kind(node) in classes
-                and node not in around
-                and node is not tree.root
-                and not closed & set(_above(node))
-            )
-            if node in taken or more:
+            kind = _kind(node)
+            like = kind in classes and (node, kind) not in around and node is not tree.root
+            if node in taken or (like and not any(above in closed for above in _above(node))):
                 found.append(node)
             else:
                 stack.extend(node.children[::-1])
@@ -162,11 +167,10 @@ class Repeats:
         return [node for node in found if _kind(node) in classes]
 
 
-def is_block(node: Node, row: Row) -> bool:
+def is_block(node: Node) -> bool:
     """Whether a module is worth a region of its own: it runs, and it is more than a layer of ``torch.nn``.
 
-    A module without children is one only where its class is the user's own, it has parameters, and it stands in a
-    container (a user's RMSNorm beside another is a part of a block).
+    A module without children is one only where its class is the user's own and it has parameters.
     """
     if not node.callable or node.facts.scripted:
         return False
@@ -238,7 +242,7 @@ def _directly_held(node: Node) -> Iterable[Node]:
     for row in rows(node):
         for member in row.members:
             container = not member.callable or issubclass(member.cls, nn.Sequential)
-            if row.numbered or not row.attributes:
+            if row.stands_in_line:
                 yield member
             if container:
                 yield from _directly_held(member)
@@ -273,9 +277,11 @@ def _outermost(node: Node, classes: Iterable[type[nn.Module]]) -> list[Node]:
     return found
 
 
-def _names(node: Node, attribute: str) -> set[str]:
+def _names(node: Node, attribute: str) -> Set[str]:
     """The class names of a hint, on the module or on its class; empty where there is none, or it is something else."""
-    value = vars(node.module).get(attribute) or getattr(type(node.module), attribute, None)
+    value = vars(node.module).get(attribute) or node.facts.hints.get(attribute)
+    if value is None:
+        return _NO_NAMES
     if isinstance(value, str):
         return {value}
     return (
@@ -283,7 +289,7 @@ def _names(node: Node, attribute: str) -> set[str]:
     )
 
 
-def _named(cls: type[nn.Module], names: set[str]) -> bool:
+def _named(cls: type[nn.Module], names: Set[str]) -> bool:
     return any(base.__name__ in names for base in cls.__mro__ if base is not nn.Module)
 
 
@@ -310,14 +316,14 @@ def _device_hints(tree: Tree) -> dict[type[nn.Module], str]:
     counts: Counter[type[nn.Module]] = Counter()
     for node in tree.children_first:
         for row in rows(node) if node.children else ():
-            if row.numbered or not row.attributes:
+            if row.stands_in_line:
                 counts.update(_named_in(row, set(by_name)))
     if not any(count > 1 for count in counts.values()):
         return {}
     return {cls: next(by_name[base.__name__] for base in cls.__mro__ if base.__name__ in by_name) for cls in counts}
 
 
-def _named_in(row: Row, names: set[str]) -> Counter[type[nn.Module]]:
+def _named_in(row: Row, names: Set[str]) -> Counter[type[nn.Module]]:
     counts: Counter[type[nn.Module]] = Counter()
     for member in row.members:
         if _named(member.cls, names):

@@ -19,6 +19,9 @@ from .errors import RegionError
 # by torch.nn.utils.parametrize, by fully_shard and by replicate.
 _SWAPPED_IN = ("Parametrized", "FSDP", "Replicate")
 _WRAPPED = "_orig_mod"
+# Where a model names its blocks: diffusers the classes that repeat, transformers those that stay on one device.
+AUTHORS_WORD = "_repeated_blocks"
+DEVICES_WORD = "_no_split_modules"
 _NONE: dict[str, Any] = {}
 
 
@@ -29,7 +32,7 @@ class ClassFacts:
         cls: The class, as it is now.
     """
 
-    __slots__ = ("built_from", "has_forward", "of_torch", "scripted", "torch_layer", "wrapper")
+    __slots__ = ("built_from", "has_forward", "hints", "of_torch", "scripted", "torch_layer", "wrapper")
 
     def __init__(self, cls: type[nn.Module]) -> None:
         self.built_from = built_from(cls)
@@ -38,6 +41,7 @@ class ClassFacts:
         # Told by name, because to import Dynamo takes seconds.
         self.wrapper = cls.__module__ == "torch._dynamo.eval_frame" and cls.__name__ == "OptimizedModule"
         self.scripted = any(base.__module__ == "torch.jit._script" for base in cls.__mro__)
+        self.hints = {word: getattr(cls, word) for word in (AUTHORS_WORD, DEVICES_WORD) if hasattr(cls, word)}
         self.of_torch = _of_torch(self.built_from)
         self.torch_layer = any(_of_torch(base) for base in cls.__mro__ if base is not nn.Module)
 

@@ -27,8 +27,9 @@ def kwargs(backend="inductor", **changes):
 def no_compiler(monkeypatch):
     from torch._inductor import config
 
-    monkeypatch.setattr(config.cpp, "cxx", (None, "/there/is/no/compiler"))
     monkeypatch.delenv("TORCH_INDUCTOR_INSTALL_GXX", raising=False)
+    with config.patch("cpp.cxx", (None, "/there/is/no/compiler")):
+        yield
 
 
 def test_each_comes_from_this_distribution():
@@ -46,12 +47,8 @@ def test_importing_the_plugin_imports_no_compiler():
 
 @pytest.mark.parametrize("mode", inductor.MODES)
 def test_modes_are_those_of_torch(mode):
-    torch._inductor.list_mode_options(mode)
+    assert mode in torch._inductor.list_mode_options()
     assert kwargs(mode=mode) == {"backend": "inductor", "mode": mode}
-
-
-def test_every_mode_of_torch_is_there():
-    assert set(inductor.MODES) == set(torch._inductor.list_mode_options())
 
 
 def test_nothing_asked_is_nothing_said():
@@ -178,6 +175,7 @@ def test_a_probe_initialises_no_device(monkeypatch):
 
 
 @pytest.mark.slow_compile
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_a_model_trains_as_it_does_in_eager():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
