@@ -66,6 +66,8 @@ def main() -> None:
     options = parse()
     options.output.mkdir(parents=True, exist_ok=True)
     console = Console()
+    if not console.is_terminal:
+        console.width = 110
     started = time.perf_counter()
     checkpoint = options.output / "model.pt"
     with progress_of(console, options.steps) as shown:
@@ -147,7 +149,8 @@ def follow(command: list[str], variables: dict[str, str], shown: Shown) -> None:
 
 
 def table(runs: list[Run]) -> Table:
-    made = Table(title="12-layer byte-level Llama, trained on the standard library")
+    caption = f"first step: compiling included; steady: median of the steps after the first {WARM}"
+    made = Table(title="12-layer byte-level Llama, trained on the standard library", caption=caption)
     for name in ("run", "first step s", "steady ms/step", "graphs", "breaks", "peak memory MB", "final loss"):
         made.add_column(name, justify="left" if name == "run" else "right")
     for run in runs:
