@@ -48,11 +48,11 @@ class Installer:
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    from torchrig import plugins
+    from torchrig.plugins import selection
 
     for variable in ("TORCHRIG_PLUGINS", "TORCHRIG_DISABLE_PLUGINS", "TORCHRIG_STRICT_PLUGINS"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(plugins, "_told", set())
+    monkeypatch.setattr(selection, "_told", set())
     installer = Installer(tmp_path, monkeypatch)
     yield installer
     for name in installer.modules:

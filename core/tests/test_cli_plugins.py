@@ -66,12 +66,12 @@ def test_json_of_plugins_has_every_column():
     ("error", "code"), [(errors.SettingsError("a bad value"), 2), (errors.BackendUnavailable("no device"), 1)]
 )
 def test_an_error_is_one_message_and_no_traceback(monkeypatch, error, code):
-    import torchrig.inventory
+    import torchrig.plugins.inventory
 
     def fail():
         raise error
 
-    monkeypatch.setattr(torchrig.inventory, "installed_rows", fail)
+    monkeypatch.setattr(torchrig.plugins.inventory, "installed_rows", fail)
     result = run("plugins")
     assert result.exit_code == code
     assert result.output == f"Error: {error}\n"

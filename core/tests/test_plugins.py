@@ -8,9 +8,10 @@ import pluggy
 import pytest
 
 import torchrig
-from torchrig import entrypoints, errors, pluginload, plugins
+from torchrig import entrypoints, errors, plugins
 from torchrig.hookspecs import BackendInfo, CompileRequest
-from torchrig.inventory import backend_rows, catalogue_rows, installed_rows
+from torchrig.plugins import loading
+from torchrig.plugins.inventory import backend_rows, catalogue_rows, installed_rows
 
 HEAD = "from torchrig import BackendInfo, StrategyInfo, hookimpl\n"
 DESCRIBE = HEAD + "@hookimpl\ndef describe():\n    return BackendInfo(name='bad', summary='')\n"
@@ -290,7 +291,7 @@ def test_a_manager_has_the_selected_plugins_alone_in_order():
 
 def test_a_backend_and_a_strategy_may_share_a_name():
     backend, strategy = plugins.load_backend("eager"), plugins.load_strategy("single")
-    both = pluginload.Plugin("single", backend.group, "acme", "1", backend.hooks, backend.info)
+    both = loading.Plugin("single", backend.group, "acme", "1", backend.hooks, backend.info)
     manager = plugins.make_manager([both, strategy])
     assert manager.get_plugin("single") is strategy.hooks
     assert manager.get_plugin("single (backend)") is backend.hooks

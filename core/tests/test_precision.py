@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import optimizer as optim_module
 from torch.utils.checkpoint import checkpoint
 
+import torchrig
 from torchrig import placement, precision
 from torchrig.errors import SettingsError
 
@@ -692,3 +693,10 @@ def test_the_scale_of_a_wrapped_model_is_found():
     fp16(model)
     assert precision.scaling_of(nn.Sequential(model)) is precision.scaling_of(model)
     assert precision.scaling_of(net()) is None
+
+
+def test_taking_the_layer_off_ends_the_scaling() -> None:
+    model = torchrig.prepare(nn.Sequential(nn.Linear(4, 4)), mixed_precision="fp16")
+    assert precision.scaling_of(model) is not None
+    torchrig.unwrap(model, keep_compile=False)
+    assert precision.scaling_of(model) is None

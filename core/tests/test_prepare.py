@@ -99,6 +99,20 @@ def test_a_model_is_moved_with_its_optimizers_state_and_its_batches() -> None:
     assert [batch.device.type for (batch,) in loader] == ["meta", "meta"]
 
 
+def test_tied_parameters_stay_tied_when_moved() -> None:
+    model = Stack()
+    model.layers[2].linear.weight = model.first.weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torchrig.prepare(model, optimizer, device="meta")
+    assert model.layers[2].linear.weight is model.first.weight
+    assert len(optimizer.param_groups[0]["params"]) == len(list(model.parameters()))
+
+
+def test_a_mode_for_a_backend_that_has_none_is_refused_even_where_nothing_is_compiled() -> None:
+    with pytest.raises(torchrig.SettingsError, match=r"'no' takes no mode.*argument"):
+        torchrig.prepare(Stack(), mode="max-autotune")
+
+
 def test_a_failed_move_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Stack()
     optimizer = torch.optim.Adam(model.parameters())

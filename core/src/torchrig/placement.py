@@ -62,11 +62,13 @@ class Layer:
         name: ``"compile"``, or what a strategy calls its own.
         under: The instance's own ``forward`` before; ``None`` where the class's was in force.
         record: What observes the compiled code of a ``"compile"`` layer.
+        taken: Called with the module when the layer is taken off.
     """
 
     name: str
     under: Under | None = None
     record: Any = None
+    taken: Callable[[nn.Module], None] | None = None
 
 
 def put_layer(module: nn.Module, function: Forward, layer: Layer) -> Undo:
@@ -112,6 +114,8 @@ def take_layers(module: nn.Module) -> None:
     """Take every layer off, and leave the ``forward`` that was there before the first."""
     for layer in tuple(layers(module)):
         _restore(module, "forward", _MISSING if layer.under is None else layer.under.on(module))
+        if layer.taken is not None:
+            layer.taken(module)
 
 
 def after_first_call(module: nn.Module, action: Callable[[nn.Module], None]) -> None:

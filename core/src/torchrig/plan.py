@@ -111,8 +111,9 @@ def _draft(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
     _check_backend(chosen.backend, device, training=bool(arguments.optimizers_of(model)))
     off = tuple(_switched_off(settings)) if chosen.compiles else ()
     compiles = chosen.compiles and not off
-    regions = _regions(model, settings) if compiles else ()
     hooks = make_manager((*chosen.transforms, chosen.backend, chosen.strategy))
+    kwargs = _compile_kwargs(chosen.backend, hooks, settings, device)
+    regions = _regions(model, settings) if compiles else ()
     made = Plan(
         model=type(model).__name__,
         strategy=chosen.strategy.name,
@@ -120,7 +121,7 @@ def _draft(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
         device=device,
         regions=regions,
         steps=tuple(_steps(model, arguments, settings, chosen, regions)),
-        compile_kwargs=_compile_kwargs(chosen.backend, hooks, settings, device) if compiles else {},
+        compile_kwargs=kwargs if compiles else {},
         notes=off,
         settings=settings,
     )

@@ -37,7 +37,7 @@ def _settings(file: str | None) -> Settings:
 
 
 def _json(rows: list[Row]) -> str:
-    from torchrig.values import plain
+    from torchrig.settings.values import plain
 
     listed = [{"name": row.name, "value": plain(row.value), "origin": row.origin} for row in rows]
     return json.dumps(listed, indent=2)
@@ -45,7 +45,7 @@ def _json(rows: list[Row]) -> str:
 
 def _table(rows: list[Row]) -> str:
     from torchrig.render import table
-    from torchrig.values import plain
+    from torchrig.settings.values import plain
 
     return table(("setting", "value", "from"), [(row.name, _text(plain(row.value)), row.origin) for row in rows])
 

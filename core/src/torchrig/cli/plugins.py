@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from torchrig.inventory import PluginRow
+    from torchrig.plugins.inventory import PluginRow
 
 _PLAIN_WIDTH = 1000
 _COLOURS = {"ok": "green", "broken": "red", "ambiguous": "red", "unavailable": "yellow"}
@@ -20,7 +20,7 @@ _COLOURS = {"ok": "green", "broken": "red", "ambiguous": "red", "unavailable": "
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plugins(as_json: bool) -> None:
     """List the installed plugins. Each is imported, to see whether it works."""
-    from torchrig.inventory import installed_rows
+    from torchrig.plugins.inventory import installed_rows
 
     _print(installed_rows(), ("name", "kind", "status", "distribution", "about"), as_json)
 
@@ -29,7 +29,7 @@ def plugins(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def backends(as_json: bool) -> None:
     """List the compile backends: those torchrig knows, and every other that is installed."""
-    from torchrig.inventory import backend_rows
+    from torchrig.plugins.inventory import backend_rows
 
     _print(backend_rows(), ("name", "status", "distribution", "modes", "about"), as_json)
 

@@ -44,7 +44,9 @@ def _move(model: nn.Module, optimizers: tuple[Optimizer, ...], device: torch.dev
         return lambda: None
     restore = _remember_tensors(model)
     before = rebinding.parameters_by_name(model)
+    tied = _tied(model)
     model.to(device)
+    _tie(tied)
     rebound = [rebinding.rebind(each, before, rebinding.parameters_by_name(model)) for each in optimizers]
 
     def undo() -> None:
@@ -53,6 +55,23 @@ def _move(model: nn.Module, optimizers: tuple[Optimizer, ...], device: torch.dev
         restore()
 
     return undo
+
+
+def _tied(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """The places of each parameter that stands in more than one."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                places.setdefault(id(parameter), []).append((module, name))
+    return [each for each in places.values() if len(each) > 1]
+
+
+def _tie(tied: list[list[tuple[nn.Module, str]]]) -> None:
+    """Make one parameter of those again; ``Module.to`` makes one for each place where the devices differ in kind."""
+    for (first, first_name), *others in tied:
+        for module, name in others:
+            module._parameters[name] = first._parameters[first_name]
 
 
 def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .catalogue import normalise
-from .errors import BackendUnavailable, SettingsError
-from .hookspecs import BackendInfo, CompileRequest, hookimpl
+from torchrig.catalogue import normalise
+from torchrig.errors import BackendUnavailable, SettingsError
+from torchrig.hookspecs import BackendInfo, CompileRequest, hookimpl
 
 
 @dataclass(frozen=True)

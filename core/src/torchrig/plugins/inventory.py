@@ -9,13 +9,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from . import entrypoints
-from .catalogue import ALIASES, BACKENDS, CORE, DISTRIBUTIONS, REMOVED, DynamoBackend
-from .entrypoints import Entry, Fault
-from .errors import PluginLoadError
-from .hookspecs import BackendInfo
-from .pluginload import KINDS, load, unavailable_reason
-from .plugins import ambiguous, switched_off
+from torchrig import entrypoints
+from torchrig.catalogue import ALIASES, BACKENDS, CORE, DISTRIBUTIONS, REMOVED, DynamoBackend
+from torchrig.entrypoints import Entry, Fault
+from torchrig.errors import PluginLoadError
+from torchrig.hookspecs import BackendInfo
+
+from .loading import KINDS, load, unavailable_reason
+from .selection import ambiguous, switched_off
 
 
 @dataclass(frozen=True)

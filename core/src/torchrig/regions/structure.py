@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from .errors import RegionError
+from torchrig.errors import RegionError
 
 # Swapped in at run time for the class a module was built from, whose name they carry behind one of these prefixes:
 # by torch.nn.utils.parametrize, by fully_shard and by replicate.

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import pluggy
 
-from . import hookspecs
-from .catalogue import BACKENDS, STRATEGIES, TRANSFORMS, normalise
-from .entrypoints import Entry
-from .errors import (
+from torchrig import hookspecs
+from torchrig.catalogue import BACKENDS, STRATEGIES, TRANSFORMS, normalise
+from torchrig.entrypoints import Entry
+from torchrig.errors import (
     BackendNotInstalled,
     BackendUnavailable,
     PluginError,
@@ -22,7 +22,7 @@ from .errors import (
     StrategyUnavailable,
     TorchrigError,
 )
-from .hookspecs import BackendInfo, StrategyInfo, TransformInfo
+from torchrig.hookspecs import BackendInfo, StrategyInfo, TransformInfo
 
 DISABLE = "TORCHRIG_DISABLE_PLUGINS"
 

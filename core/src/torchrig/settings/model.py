@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, PrivateAttr, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from torchrig.catalogue import canonical
+from torchrig.errors import SettingsError
+
 from . import environment, layers, sources, values
-from .catalogue import canonical
-from .errors import SettingsError
 from .validation import first_error
 from .values import Spelled
 

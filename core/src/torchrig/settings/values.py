@@ -6,7 +6,6 @@ the origin to what they refuse.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -16,14 +15,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from .catalogue import normalise
+from torchrig.catalogue import normalise
+from torchrig.spelling import nearest
 
 TRUE = frozenset({"y", "yes", "t", "true", "on", "1"})
 FALSE = frozenset({"n", "no", "f", "false", "off", "0"})
 PROBLEM_ACTIONS = ("warn", "raise", "ignore")
 REGION_WORDS = ("auto", "whole", "repeated")
 _LONGEST_SHOWN = 80  # characters of a bad value that a message repeats
-_LONGEST_COMPARED = 64  # difflib's time grows with the square of the length; no name is longer
 
 
 @dataclass(frozen=True)
@@ -68,15 +67,6 @@ def shown(value: object) -> str:
         text = f"a {type(value).__name__}"
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
-
-
-def nearest(value: object, choices: Iterable[str]) -> str | None:
-    """The choice most like ``value``, or ``None`` when none is like it."""
-    if not isinstance(value, str):
-        return None
-    by_folded = {each.casefold(): each for each in choices}
-    close = difflib.get_close_matches(value.casefold()[:_LONGEST_COMPARED], by_folded, 1, cutoff=0.65)
-    return by_folded[close[0]] if close else None
 
 
 def one_of(*choices: str) -> Callable[[Any], str]:

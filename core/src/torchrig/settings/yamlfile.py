@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from .errors import SettingsError
+from torchrig.errors import SettingsError
+
 from .values import shown
 
 _DEEPEST = 32  # levels; no configuration nests so deep

@@ -12,9 +12,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from .catalogue import DISTRIBUTIONS, canonical, known_names
-from .errors import SettingsError
-from .values import PROBLEM_ACTIONS, Refused, flag, nearest, shown
+from torchrig.catalogue import DISTRIBUTIONS, canonical, known_names
+from torchrig.errors import SettingsError
+from torchrig.spelling import nearest
+
+from .values import PROBLEM_ACTIONS, Refused, flag, shown
 
 BLOCKS = "blocks"  # the field that holds the plugins' own blocks; not a name that can be set
 OLD_REGIONS = "use_regional_compilation"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .errors import SettingsError
+from torchrig.errors import SettingsError
+from torchrig.hookspecs import BackendInfo, CompileRequest
+from torchrig.spelling import nearest
+
 from .foreign import ForeignInfo
-from .hookspecs import BackendInfo, CompileRequest
 
 _MOST_LISTED = 20  # choices in a message; inductor has several hundred options
 
@@ -38,7 +40,7 @@ def _check_mode(info: BackendInfo, mode: str) -> None:
         raise SettingsError(f"Backend {info.name!r} takes no mode, and mode {mode!r} was asked for.", setting="mode")
     if mode not in info.modes:
         message = f"{mode!r} is no mode of backend {info.name!r}."
-        raise SettingsError(message, setting="mode", choices=info.modes, nearest=_nearest(mode, info.modes))
+        raise SettingsError(message, setting="mode", choices=info.modes, nearest=nearest(mode, info.modes))
 
 
 def _check_options(info: BackendInfo, options: Iterable[str]) -> None:
@@ -49,10 +51,4 @@ def _check_options(info: BackendInfo, options: Iterable[str]) -> None:
         if name.replace("-", "_") not in known:
             choices = tuple(known.values()) if len(known) <= _MOST_LISTED else ()
             message = f"{name!r} is no option of backend {info.name!r}."
-            raise SettingsError(message, setting="options", choices=choices, nearest=_nearest(name, known))
-
-
-def _nearest(given: str, choices: Iterable[str]) -> str | None:
-    from .values import nearest  # brings pydantic along, and is wanted only in an error
-
-    return nearest(given, choices)
+            raise SettingsError(message, setting="options", choices=choices, nearest=nearest(name, known))

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from .errors import SettingsError
-from .values import Refused, nearest, shown
+from torchrig.errors import SettingsError
+from torchrig.spelling import nearest
+
+from .values import Refused, shown
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

@@ -16,10 +16,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from torchrig.errors import SettingsError
+from torchrig.nested import map_tensors
+from torchrig.placement import Layer, Under, Undo, put_layer, under
+
 from . import overflow
-from .errors import SettingsError
-from .nested import map_tensors
-from .placement import Layer, Under, Undo, put_layer, under
 from .scaling import LossScaling
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -95,7 +96,7 @@ def _autocast_layer(
     # Not the attributes: those of a compiled function would make Dynamo take this one for compiled.
     functools.update_wrapper(forward, inner, updated=())
     forward.__name__ = "forward"  # a bound method is pickled as getattr(module, its name)
-    return forward, Layer("autocast", lying)
+    return forward, Layer("autocast", lying, taken=overflow.forget)
 
 
 def _with_self(function: Callable[..., Any], lying: Under | None) -> Callable[..., Any]:

@@ -12,12 +12,11 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from .errors import RegionError
-from .hookspecs import Region
-from .repeats import Repeats
-from .structure import Node, Tree, resolve
+from torchrig.errors import RegionError
+from torchrig.hookspecs import Region
 
-__all__ = ["find_regions", "resolve"]
+from .repeats import Repeats
+from .structure import Node, Tree
 
 Item = str | type[nn.Module]
 _PLACES_TOLD = 3

@@ -11,11 +11,13 @@ import json
 import os
 from typing import Any
 
-from .catalogue import known_names
-from .errors import SettingsError
+from torchrig.catalogue import known_names
+from torchrig.errors import SettingsError
+from torchrig.spelling import nearest
+
 from .layers import OLD_REGIONS, Copier, Layer, is_plugin, spread_on_problem, tidy
 from .sources import Source
-from .values import REGION_WORDS, Spelled, nearest
+from .values import REGION_WORDS, Spelled
 
 PREFIX = "TORCHRIG_"
 CONFIG_VARIABLE = "TORCHRIG_CONFIG"

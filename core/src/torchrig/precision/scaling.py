@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .errors import SettingsError
-from .nested import map_tensors
+from torchrig.errors import SettingsError
+from torchrig.nested import map_tensors
 
 OUTPUT = "output"  # what a node of the autograd graph is to a scaling
 EDGE = "edge"

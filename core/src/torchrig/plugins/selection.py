@@ -22,10 +22,10 @@ from typing import Any
 
 import pluggy
 
-from . import catalogue, entrypoints, foreign
-from .catalogue import BACKENDS, CORE, REMOVED, STRATEGIES, TRANSFORMS, canonical, normalise
-from .entrypoints import Entry
-from .errors import (
+from torchrig import catalogue, entrypoints
+from torchrig.catalogue import BACKENDS, CORE, REMOVED, STRATEGIES, TRANSFORMS, canonical, normalise
+from torchrig.entrypoints import Entry
+from torchrig.errors import (
     AmbiguousPluginError,
     BackendError,
     BackendNotInstalled,
@@ -34,7 +34,10 @@ from .errors import (
     SettingsError,
     TorchrigWarning,
 )
-from .pluginload import (
+from torchrig.spelling import nearest
+
+from . import foreign
+from .loading import (
     DISABLE,
     KINDS,
     Kind,
@@ -222,7 +225,6 @@ def _how_to_install(kind: Kind, name: str) -> str:
 
 
 def _unknown(kind: Kind, name: str, more: Iterable[str] = (), advice: str = "") -> SettingsError:
-    from .values import nearest
 
     choices = sorted({*catalogue.known_names(kind.group), *more} - REMOVED.keys())
     return SettingsError(
