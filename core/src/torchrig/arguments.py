@@ -34,6 +34,8 @@ class Arguments:
 
     def optimizers_of(self, model: nn.Module) -> tuple[Optimizer, ...]:
         """The optimizers that step a parameter of ``model``."""
+        if not self.optimizers:  # going through the parameters of a large model takes longer than all else here
+            return ()
         parameters = list(model.parameters())
         return tuple(optimizer for optimizer in self.optimizers if rebinding.owns_any(optimizer, parameters))
 
@@ -77,7 +79,8 @@ def _check(arguments: Arguments) -> None:
     for model in arguments.models:
         if isinstance(model, torch.jit.ScriptModule):
             raise ArgumentError("A TorchScript module cannot be prepared; prepare the nn.Module it was made from.")
-    parameters = [parameter for model in arguments.models for parameter in model.parameters()]
+    models = arguments.models if arguments.optimizers else ()
+    parameters = [parameter for model in models for parameter in model.parameters()]
     for optimizer in arguments.optimizers:
         if not rebinding.owns_any(optimizer, parameters):
             raise ArgumentError(

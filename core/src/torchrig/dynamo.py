@@ -136,7 +136,8 @@ def current() -> tuple[Listener, Conversion] | None:
 
 
 @contextmanager
-def _now(listener: Listener, conversion: Conversion) -> Iterator[None]:
+def attributed(listener: Listener, conversion: Conversion) -> Iterator[None]:
+    """Have what this thread compiles counted for ``conversion``."""
     before = current()
     _current.value = (listener, conversion)
     try:
@@ -160,7 +161,7 @@ class _Watcher:
         before = _newest_metrics()
         started = time.perf_counter()
         try:
-            with torch._dynamo.config.patch(self._flags), _now(self._listener, conversion):
+            with torch._dynamo.config.patch(self._flags), attributed(self._listener, conversion):
                 result = self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
         except Exception as error:
             conversion.seconds = time.perf_counter() - started
@@ -193,6 +194,11 @@ def _conversion_of(frame: Any) -> Conversion:
     line = int(resumed["line"]) if resumed else code.co_firstlineno
     function = resumed["function"] if resumed else code.co_name
     return Conversion(function, f"{code.co_filename}:{line}", mode, resumed=resumed is not None)
+
+
+def unwatched(function: str) -> Conversion:
+    """A conversion of which no more is known than that it happens now."""
+    return Conversion(function, "unknown", "train" if torch.is_grad_enabled() else "eval, no_grad")
 
 
 _RESUME = re.compile(r"torch_dynamo_resume_in_(?P<function>.*)_at_(?P<line>\d+)$")

@@ -7,22 +7,20 @@ Nothing here runs on a step that compiles nothing, save one addition for each ru
 
 from __future__ import annotations
 
-import threading
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import dynamo
 from .errors import (
     CompileProblem,
-    CompileProblemWarning,
     GraphBreak,
     RecompileLimitReached,
     RegionCompileError,
     RegionNotCompiled,
 )
 from .hookspecs import Region
+from .problems import Policy, first_line, hint_for
 
 RECOMPILES_WORTH_A_WARNING = 4  # half of Dynamo's default limit: early enough to act on
 
@@ -69,6 +67,7 @@ class KindRecord:
     fallbacks: list[str] = field(default_factory=list)
     _seen: set[tuple[str, str]] = field(default_factory=set)
     _pending_restart: str | None = None
+    _own_backend: Callable[..., Any] | None = None
 
     def converted(self, conversion: dynamo.Conversion) -> None:
         """Count what came of one conversion; see :class:`torchrig.dynamo.Listener`."""
@@ -100,6 +99,20 @@ class KindRecord:
         if reason not in self.fallbacks:
             self.policy.warn(f"Region {self.region.kind} runs eager from now on (on_failure='eager'): {reason}")
         self._fall_back(reason)
+
+    def backend(self, backend: ObservedBackend) -> Callable[..., Any]:
+        """``backend``, called outside of a watched conversion, with its graphs counted here."""
+        if self._own_backend is None:
+
+            def compile_graph(graph: Any, example_inputs: Any) -> Callable[..., Any]:
+                conversion = dynamo.unwatched(self.region.kind)
+                with dynamo.attributed(self, conversion):
+                    compiled = backend(graph, example_inputs)
+                self.converted(conversion)
+                return compiled
+
+            self._own_backend = compile_graph
+        return self._own_backend
 
     def _count_graphs(self, conversion: dynamo.Conversion) -> None:
         self.graphs += conversion.graphs
@@ -180,33 +193,6 @@ class KindRecord:
         )
 
 
-@dataclass(frozen=True)
-class Policy:
-    """What the settings say is to be done about a problem.
-
-    Args:
-        backend: The backend's name, for messages.
-        on_failure: ``"raise"`` or ``"eager"``: what to do when compiling raises.
-        on_problem: ``"warn"``, ``"raise"`` or ``"ignore"`` for each kind of problem.
-    """
-
-    backend: str
-    on_failure: str
-    on_problem: Mapping[str, str]
-
-    def handle(self, kind: str, problem: CompileProblem) -> None:
-        """Raise, warn about or ignore a problem."""
-        action = self.on_problem[kind]
-        if action == "raise":
-            raise problem
-        if action == "warn":
-            self.warn(f"{type(problem).__name__}: {problem}")
-
-    def warn(self, message: str) -> None:
-        """Warn, with a category of torchrig's."""
-        warnings.warn(message, CompileProblemWarning, stacklevel=2)
-
-
 class ObservedBackend:
     """The backend of one prepare: counts graphs and their runs, and falls back to eager where asked.
 
@@ -263,30 +249,30 @@ class Observation:
     """All that is seen of one prepared model.
 
     Args:
-        backend: The one backend object, or ``None`` where nothing is compiled.
+        backend: The one backend object.
         policy: What to do about problems.
     """
 
-    def __init__(self, backend: ObservedBackend | None, policy: Policy) -> None:
+    def __init__(self, backend: ObservedBackend, policy: Policy) -> None:
         self.backend = backend
         self.policy = policy
         self.records: dict[str, KindRecord] = {}
-        self._lock = threading.Lock()
 
     def record(self, region: Region) -> KindRecord:
         """The record of a region kind, made at the first call."""
-        with self._lock:
-            return self.records.setdefault(region.kind, KindRecord(region, self.policy))
+        return self.records.setdefault(region.kind, KindRecord(region, self.policy))
+
+    def backend_of(self, region: Region) -> Callable[..., Any]:
+        """The backend for a plugin that calls ``torch.compile`` itself: what it compiles counts for this kind.
+
+        The same object each time, so that the kind's instances share their graph.
+        """
+        return self.record(region).backend(self.backend)
 
     def check_compiled(self) -> None:
         """Report each region for which no graph was built."""
         for record in self.records.values():
             record.check_compiled()
-
-
-def first_line(text: str) -> str:
-    """The first line of one of PyTorch's long messages, without the comment after a guard."""
-    return text.strip().splitlines()[0].split("  # ")[0].strip() if text.strip() else text
 
 
 def _backend_text(error: Exception) -> str:
@@ -297,20 +283,3 @@ def _backend_text(error: Exception) -> str:
 def _cause(error: Exception) -> Exception:
     """What the backend raised, under Dynamo's own wrapping."""
     return getattr(error, "inner_exception", None) or error
-
-
-_HINTS = (
-    ("requires_grad", "Its inputs differ in requires_grad between calls, as behind a frozen embedding."),
-    ("size mismatch", "Its input's shape varies: pass dynamic=True, or pad to one shape."),
-    ("stride mismatch", "Its input's strides vary: make it contiguous before the block."),
-    ("grad_mode", "It runs with and without gradients; each needs a graph."),
-    ("_forward_hooks", "A hook was put on one of its children after the first call."),
-    ("use_cache", "Pass use_cache=False while training."),
-    ("past_key_value", "Pass use_cache=False while training."),
-    ("==", "Its instances differ in this value, so each value needs a graph: make it an argument, or split the class."),
-)
-
-
-def hint_for(guard: str) -> str:
-    """What can be done about a guard that failed; empty when nothing is known."""
-    return next((hint for mark, hint in _HINTS if mark in guard), "")

@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from .tree import Undo
+
 if TYPE_CHECKING:
     from .hookspecs import Region
     from .observe import Observation
 
 Forward = Callable[..., Any]
-Undo = Callable[[], None]
 _LAYER = "__torchrig_layer__"
 _MISSING = object()
 IN_PLACE = "_compiled_call_impl"  # where nn.Module.compile leaves the compiled call
@@ -152,46 +153,40 @@ class _Once:
 
 
 class RegionCompiler:
-    """Compiles the regions of one prepare: one context, and one compiled ``forward``, for each kind.
+    """Compiles the instances of one region kind, with one context and one compiled ``forward``.
 
     Args:
-        kwargs: Arguments for ``torch.compile``, the backend object in them.
-        observation: Where the kinds' records are.
+        region: The kind.
+        kwargs: The arguments for ``torch.compile``, as in the plan.
+        observation: Has the backend object, with mode and options in it, and the record of the kind.
     """
 
-    def __init__(self, kwargs: Mapping[str, Any], observation: Observation) -> None:
+    def __init__(self, region: Region, kwargs: Mapping[str, Any], observation: Observation) -> None:
+        self._region = region
         self._kwargs = kwargs
         self._observation = observation
-        self._contexts: dict[str, Any] = {}
-        self._forwards: dict[str, Forward] = {}
+        self._record = observation.record(region)
 
-    def compile(self, module: nn.Module, region: Region, placement: str) -> tuple[nn.Module, Undo]:
+    def compile(self, module: nn.Module, placement: str) -> tuple[nn.Module, Undo]:
         """Compile one instance; returns what takes its place (itself, but for ``wrap``) and how to undo it."""
         if placement == "auto":
             placement = "forward" if under(module) is None else "inplace"
         if placement == "wrap":
-            return self._wrap(module, region)
+            return self._wrap(module)
         put = self._put_forward if placement == "forward" else self._put_inplace
-        return module, put(module, region)
+        return module, put(module)
 
-    def _put_forward(self, module: nn.Module, region: Region) -> Undo:
-        record = self._observation.record(region)
+    def _put_forward(self, module: nn.Module) -> Undo:
         lying = under(module)
         if lying is None:
-            return put_layer(module, self._forward_of(region), Layer("compile", None, record))
+            return put_layer(module, self._forward, Layer("compile", None, self._record))
         # The instance's own forward is compiled for itself: what it closes over is its own, and so cannot be shared.
         function = lying.function if lying.bound else _with_self(lying.function)
-        return put_layer(module, self._context(region)(function), Layer("compile", lying, record))
+        return put_layer(module, self._context(function), Layer("compile", lying, self._record))
 
-    def _forward_of(self, region: Region) -> Forward:
-        if region.kind not in self._forwards:
-            self._forwards[region.kind] = self._context(region)(region.cls.forward)
-        return self._forwards[region.kind]
-
-    def _put_inplace(self, module: nn.Module, region: Region) -> Undo:
+    def _put_inplace(self, module: nn.Module) -> Undo:
         before = module.__dict__.get(IN_PLACE, _MISSING)
-        layer = Layer("compile", record=self._observation.record(region))
-        _CopiesCompiled(module, self._context(region), layer).put()
+        _CopiesCompiled(module, self._context, Layer("compile", record=self._record)).put()
 
         def undo() -> None:
             take_inplace(module)
@@ -199,20 +194,28 @@ class RegionCompiler:
 
         return undo
 
-    def _wrap(self, module: nn.Module, region: Region) -> tuple[nn.Module, Undo]:
+    def _wrap(self, module: nn.Module) -> tuple[nn.Module, Undo]:
         from . import dynamo
 
-        context = self._context(region)
-        context.__dict__[_LAYER] = Layer("compile", record=self._observation.record(region))
-        return dynamo.wrap(context, module), lambda: None
+        self._context.__dict__[_LAYER] = Layer("compile", record=self._record)
+        return dynamo.wrap(self._context, module), lambda: None
 
-    def _context(self, region: Region) -> Any:
-        if region.kind not in self._contexts:
-            from . import dynamo
+    @functools.cached_property
+    def _forward(self) -> Forward:
+        forward: Forward = self._context(self._region.cls.forward)
+        return forward
 
-            record = self._observation.record(region)
-            self._contexts[region.kind] = dynamo.watched_context(record, **self._kwargs)
-        return self._contexts[region.kind]
+    @functools.cached_property
+    def _context(self) -> Any:
+        from . import dynamo
+
+        return dynamo.watched_context(
+            self._record,
+            backend=self._observation.backend,
+            fullgraph=self._kwargs["fullgraph"],
+            dynamic=self._kwargs["dynamic"],
+            guard_filter_fn=(self._kwargs.get("options") or {}).get("guard_filter_fn"),
+        )
 
 
 class _CopiesCompiled:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from . import loaders, placement, state
+from . import loaders, placement, state, tree
 from .arguments import Arguments, sort
 from .errors import AlreadyPreparedError, AmbiguousPluginError
 from .hookspecs import Region, Step, Wrapped
 from .plan import Draft, draft, resolve
+from .tree import Undo
 
 if TYPE_CHECKING:
     import pluggy
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
     from .observe import Observation
     from .settings import Settings
-
-Undo = Callable[[], None]
 
 
 def prepare(model: nn.Module, *others: Any, settings: Settings | None = None, **overrides: Any) -> Any:
@@ -125,7 +124,6 @@ class _Run:
         self.optimizers: tuple[Optimizer, ...] = arguments.optimizers_of(model)
         self.undos = undos
         self.observation = _observe(drafted)
-        self._parents: dict[int, list[tuple[nn.Module, str]]] | None = None
 
     def run(self) -> None:
         """Do each step."""
@@ -135,58 +133,47 @@ class _Run:
                 do[step.action](step)
 
     def _transform(self, step: Step) -> None:
-        self.undos.append(_tree_snapshot(self.model))
+        self.undos.append(tree.snapshot(self.model))
         hook = _only(self.draft.hooks, "transform", step.by)
         (self.model,) = hook(model=self.model, plan=self.draft.plan)
 
     def _compile(self, step: Step) -> None:
-        assert step.region is not None
-        for instance in step.region.instances:
-            self._compile_instance(instance, step.region)
-
-    def _compile_instance(self, instance: str, region: Region) -> None:
         from .regions import resolve as module_at
 
-        module = module_at(self.model, instance)
-        own = _own_compile(self.draft, module, region, self._kwargs())
-        if own is None:
-            own, undo = self._compiler().compile(module, region, self.draft.plan.settings.placement)
-            self.undos.append(undo)
-        if own is not module:
-            self._put_in_place_of(module, own)
+        region, places = step.region, tree.Places(self.model)
+        assert region is not None
+        assert self.observation is not None
+        compiler = placement.RegionCompiler(region, self.draft.plan.compile_kwargs, self.observation)
+        for instance in region.instances:
+            module = module_at(self.model, instance)
+            own = self._own_way(module, region)
+            if own is None:
+                own, undo = compiler.compile(module, self.draft.plan.settings.placement)
+                self.undos.append(undo)
+            if own is module:
+                continue
+            if region.whole:
+                self.model = own
+            else:
+                self.undos.append(places.replace(module, own))
 
-    def _put_in_place_of(self, module: nn.Module, other: nn.Module) -> None:
-        if module is self.model:
-            self.model = other
-            return
-        for parent, name in self._places_of(module):
-            parent._modules[name] = other
-            self.undos.append(lambda parent=parent, name=name: parent._modules.__setitem__(name, module))  # type: ignore[misc]
-
-    def _places_of(self, module: nn.Module) -> list[tuple[nn.Module, str]]:
-        if self._parents is None:
-            self._parents = {}
-            for parent in self.model.modules():
-                for name, child in parent._modules.items():
-                    self._parents.setdefault(id(child), []).append((parent, name))
-        return self._parents[id(module)]
-
-    def _kwargs(self) -> dict[str, Any]:
-        kwargs = dict(self.draft.plan.compile_kwargs)
-        if self.observation is not None:
-            kwargs["backend"] = self.observation.backend
-        return kwargs
-
-    def _compiler(self) -> placement.RegionCompiler:
-        if not hasattr(self, "_made_compiler"):
-            assert self.observation is not None
-            kwargs = self._kwargs()
-            options = kwargs.pop("options", None) or {}
-            kwargs.pop("mode", None)  # in the backend object already, as are the options but for the guard filter
-            if "guard_filter_fn" in options:
-                kwargs["guard_filter_fn"] = options["guard_filter_fn"]
-            self._made_compiler = placement.RegionCompiler(kwargs, self.observation)
-        return self._made_compiler
+    def _own_way(self, module: nn.Module, region: Region) -> nn.Module | None:
+        """What a plugin made of a region in a way of its own; ``None`` when every plugin left it to torchrig."""
+        hooks, plan = self.draft.hooks, self.draft.plan
+        if not hooks.hook.compile_region.get_hookimpls():
+            return None
+        assert self.observation is not None
+        kwargs = {**plan.compile_kwargs, "backend": self.observation.backend_of(region), "mode": None, "options": None}
+        answers: dict[str, nn.Module] = {}
+        for name, _ in hooks.list_name_plugin():
+            for answer in _only(hooks, "compile_region", name)(module=module, region=region, kwargs=kwargs, plan=plan):
+                answers[name] = answer
+        if len(answers) > 1:
+            raise AmbiguousPluginError(
+                f"Both {' and '.join(answers)} want to compile region {region.kind} in a way of their own; "
+                "use one of them at a time."
+            )
+        return next(iter(answers.values()), None)
 
     def _wrap(self, step: Step) -> None:
         hook = _only(self.draft.hooks, "wrap_strategy", step.by)
@@ -211,7 +198,8 @@ def _observe(drafted: Draft) -> Observation | None:
     if not drafted.plan.regions:
         return None
     from . import dynamo
-    from .observe import Observation, ObservedBackend, Policy
+    from .observe import Observation, ObservedBackend
+    from .problems import Policy
 
     settings = drafted.plan.settings
     policy = Policy(drafted.plan.backend, settings.on_failure, settings.on_problem.model_dump())
@@ -226,46 +214,6 @@ def _only(hooks: pluggy.PluginManager, hook: str, name: str) -> Any:
     """The hook's implementation in the plugin of that name alone."""
     others = [plugin for plugin in hooks.get_plugins() if hooks.get_name(plugin) != name]
     return hooks.subset_hook_caller(hook, others)
-
-
-def _own_compile(drafted: Draft, module: nn.Module, region: Region, kwargs: dict[str, Any]) -> nn.Module | None:
-    """What a plugin made of a region in a way of its own; ``None`` when every plugin left it to torchrig."""
-    answers: dict[str, nn.Module] = {}
-    for name, _ in drafted.hooks.list_name_plugin():
-        for answer in _only(drafted.hooks, "compile_region", name)(
-            module=module, region=region, kwargs=kwargs, plan=drafted.plan
-        ):
-            answers[name] = answer
-    if len(answers) > 1:
-        raise AmbiguousPluginError(
-            f"Both {' and '.join(answers)} want to compile region {region.kind} in a way of their own; "
-            "use one of them at a time."
-        )
-    return next(iter(answers.values()), None)
-
-
-def _tree_snapshot(model: nn.Module) -> Undo:
-    """Remember class, attributes and children of every module, so that a transform can be taken back."""
-    kept = [
-        (
-            module,
-            type(module),
-            dict(vars(module)),
-            {name: dict(part) for name, part in vars(module).items() if isinstance(part, dict)},
-        )
-        for module in model.modules()
-    ]
-
-    def undo() -> None:
-        for module, cls, attributes, parts in kept:
-            module.__class__ = cls
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
-            for name, part in parts.items():
-                attributes[name].clear()
-                attributes[name].update(part)
-
-    return undo
 
 
 def _check_compiled(model: nn.Module) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from . import placement, state
 from .errors import TorchrigError
+from .problems import first_line, hint_for
 
 if TYPE_CHECKING:
     from .observe import KindRecord, Observation
@@ -178,8 +179,6 @@ def _kinds(observation: Observation | None) -> tuple[KindReport, ...]:
 
 
 def _kind_report(record: KindRecord) -> KindReport:
-    from .observe import first_line, hint_for
-
     return KindReport(
         kind=record.region.kind,
         instances=len(record.region.instances),

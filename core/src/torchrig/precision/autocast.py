@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 
 from torchrig.errors import SettingsError
 from torchrig.nested import map_tensors
-from torchrig.placement import Layer, Under, Undo, put_layer, under
+from torchrig.placement import Layer, Under, put_layer, under
+from torchrig.tree import Undo
 
 from . import overflow
 from .scaling import LossScaling

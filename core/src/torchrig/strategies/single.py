@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torchrig import optimizers as rebinding
 from torchrig import precision
 from torchrig.hookspecs import Capabilities, Plan, StrategyInfo, Wrapped, hookimpl
-from torchrig.placement import Undo
+from torchrig.tree import Undo
 
 
 @hookimpl

@@ -1,0 +1,58 @@
+"""What becomes of a problem with compiled code, and what a person is told of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .errors import CompileProblem, CompileProblemWarning
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the settings say is to be done about a problem.
+
+    Args:
+        backend: The backend's name, for messages.
+        on_failure: ``"raise"`` or ``"eager"``: what to do when compiling raises.
+        on_problem: ``"warn"``, ``"raise"`` or ``"ignore"`` for each kind of problem.
+    """
+
+    backend: str
+    on_failure: str
+    on_problem: Mapping[str, str]
+
+    def handle(self, kind: str, problem: CompileProblem) -> None:
+        """Raise, warn about or ignore a problem."""
+        action = self.on_problem[kind]
+        if action == "raise":
+            raise problem
+        if action == "warn":
+            self.warn(f"{type(problem).__name__}: {problem}")
+
+    def warn(self, message: str) -> None:
+        """Warn, with a category of torchrig's."""
+        warnings.warn(message, CompileProblemWarning, stacklevel=2)
+
+
+def first_line(text: str) -> str:
+    """The first line of one of PyTorch's long messages, without the comment after a guard."""
+    return text.strip().splitlines()[0].split("  # ")[0].strip() if text.strip() else text
+
+
+_HINTS = (
+    ("requires_grad", "Its inputs differ in requires_grad between calls, as behind a frozen embedding."),
+    ("size mismatch", "Its input's shape varies: pass dynamic=True, or pad to one shape."),
+    ("stride mismatch", "Its input's strides vary: make it contiguous before the block."),
+    ("grad_mode", "It runs with and without gradients; each needs a graph."),
+    ("_forward_hooks", "A hook was put on one of its children after the first call."),
+    ("use_cache", "Pass use_cache=False while training."),
+    ("past_key_value", "Pass use_cache=False while training."),
+    ("==", "Its instances differ in this value, so each value needs a graph: make it an argument, or split the class."),
+)
+
+
+def hint_for(guard: str) -> str:
+    """What can be done about a guard that failed; empty when nothing is known."""
+    return next((hint for mark, hint in _HINTS if mark in guard), "")

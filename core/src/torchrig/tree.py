@@ -1,0 +1,65 @@
+"""A module tree, changed so that it can be changed back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+Undo = Callable[[], None]
+
+
+class Places:
+    """Where each module stands in a tree; found in one pass, when first asked.
+
+    Args:
+        root: The root of the tree.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._root = root
+        self._places: dict[int, list[tuple[nn.Module, str]]] | None = None
+
+    def replace(self, module: nn.Module, other: nn.Module) -> Undo:
+        """Put ``other`` in every place of ``module``, which is not the root; returns how to undo it."""
+        places = self._of(module)
+        for parent, name in places:
+            parent._modules[name] = other
+
+        def undo() -> None:
+            for parent, name in places:
+                parent._modules[name] = module
+
+        return undo
+
+    def _of(self, module: nn.Module) -> list[tuple[nn.Module, str]]:
+        if self._places is None:
+            self._places = {}
+            for parent in self._root.modules():
+                for name, child in parent._modules.items():
+                    self._places.setdefault(id(child), []).append((parent, name))
+        return self._places[id(module)]
+
+
+def snapshot(root: nn.Module) -> Undo:
+    """Remember class, attributes, parameters and children of every module; returns how to bring them back.
+
+    What happens inside a tensor is not remembered, only which tensor stood where.
+    """
+    kept = [(module, type(module), dict(vars(module)), _parts(module)) for module in root.modules()]
+
+    def undo() -> None:
+        for module, cls, attributes, parts in kept:
+            module.__class__ = cls
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+            for name, part in parts.items():
+                attributes[name].clear()
+                attributes[name].update(part)
+
+    return undo
+
+
+def _parts(module: nn.Module) -> dict[str, dict[object, object]]:
+    """Copies of the dictionaries of a module: its parameters, buffers, children and hooks."""
+    return {name: dict(value) for name, value in vars(module).items() if isinstance(value, dict)}
