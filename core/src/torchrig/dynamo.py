@@ -303,6 +303,54 @@ def watched_context(
     return context
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What one call of ``torch.compile`` asked for, read back from what it left behind.
+
+    Args:
+        backend: The backend, with mode and options already in it.
+        name: Its name.
+        extra: The mode and options in it: ``{"mode": ...}``, ``{"options": ...}``, or Inductor's own configuration,
+            into which it turns a mode, as ``{"options": ...}``.
+        fullgraph: As given.
+        dynamic: As given.
+    """
+
+    backend: Callable[..., Any]
+    name: str
+    extra: Mapping[str, Any]
+    fullgraph: bool
+    dynamic: bool | None
+
+
+def asked_of(module: nn.Module) -> Asked | None:
+    """What ``torch.compile(module, ...)`` or ``module.compile(...)`` asked for; ``None`` if neither was called on it.
+
+    The context of a compiled function is in its closure; ``module.compile()`` keeps nothing else of it (torch 2.9 and
+    2.13).
+    """
+    context = module.__dict__.get("dynamo_ctx") or _context_in(module.__dict__.get("_compiled_call_impl"))
+    if not isinstance(context, torch._dynamo.eval_frame.OptimizeContext):
+        return None
+    backend: Any = innermost_backend(context.callback)
+    config = getattr(backend, "config", None)
+    extra = {"options": dict(config)} if config else dict(getattr(backend, "kwargs", {}))
+    name = str(getattr(backend, "compiler_name", None) or getattr(backend, "__name__", type(backend).__name__))
+    return Asked(backend, name, extra, context.fullgraph, context._dynamic)
+
+
+def _context_in(function: Any) -> Any:
+    closure = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
+    return closure.get("self")
+
+
+def mode_options(mode: str, dynamic: bool | None) -> dict[str, Any]:
+    """The options that a mode of Inductor's stands for."""
+    import torch._inductor
+
+    return torch._inductor.list_mode_options(mode, dynamic)
+
+
 class WrappedRegion(OptimizedModule):
     """An ``OptimizedModule`` whose ``_orig_mod`` does not show in ``state_dict`` keys.
 

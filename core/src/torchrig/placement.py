@@ -269,6 +269,12 @@ def _wrap_layer(module: nn.Module) -> Layer | None:
     return getattr(module.__dict__.get("dynamo_ctx"), _LAYER, None)
 
 
+def take_users_inplace(module: nn.Module) -> Undo:
+    """Take the user's own ``module.compile()`` off; returns how to put it back."""
+    before = module.__dict__.pop(IN_PLACE)
+    return lambda: _restore(module, IN_PLACE, before)
+
+
 def inside_compile(module: nn.Module) -> nn.Module | None:
     """The module inside ``torch.compile(module)``'s wrapper; ``None`` if it is not one.
 

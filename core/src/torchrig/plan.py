@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from . import usercompile
 from .arguments import Arguments, sort
 from .errors import BackendUnavailable, SettingsError
 from .hookspecs import BackendInfo, CompileRequest, Plan, Region, Step, StrategyInfo
+from .tree import Undo
 
 if TYPE_CHECKING:
     import pluggy
@@ -40,7 +42,13 @@ def plan(model: nn.Module, *others: Any, settings: Settings | None = None, **ove
         BackendError, StrategyError, PluginError, RegionError: As ``prepare`` would raise them.
     """
     arguments = sort(model, others)
-    return draft(model, arguments, resolve(settings, overrides)).plan
+    undos: list[Undo] = []
+    try:
+        taken = usercompile.take_off(model, resolve(settings, overrides), undos)
+        return draft(taken.model, arguments, taken.settings).plan
+    finally:
+        for undo in reversed(undos):
+            undo()
 
 
 def resolve(settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
@@ -236,7 +244,7 @@ def _steps(
     for optimizer in arguments.optimizers_of(model):
         target = type(optimizer).__name__
         yield Step("optimizers", target, strategy.name, "must own the parameters that live after wrapping")
-    for loader in arguments.loaders if model is arguments.models[0] else ():
+    for loader in arguments.loaders:
         yield Step("loaders", type(loader).__name__, "torchrig", "batches must arrive on the model's device")
 
 

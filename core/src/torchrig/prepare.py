@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from . import loaders, placement, state, tree
+from . import loaders, placement, state, tree, usercompile
 from .arguments import Arguments, sort
 from .errors import AlreadyPreparedError, AmbiguousPluginError
 from .hookspecs import Region, Step, Wrapped
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from .observe import Observation
     from .settings import Settings
+
+Drafting = Callable[[nn.Module, Arguments, "Settings"], Draft]
 
 
 def prepare(model: nn.Module, *others: Any, settings: Settings | None = None, **overrides: Any) -> Any:
@@ -53,28 +55,47 @@ def prepare(model: nn.Module, *others: Any, settings: Settings | None = None, **
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> model, optimizer = torchrig.prepare(model, optimizer, backend="eager")
     """
-    arguments = sort(model, others)
-    resolved = resolve(settings, overrides)
-    made = carry_out(arguments, resolved, lambda each: draft(each, arguments, resolved))
+    made = carry_out(sort(model, others), resolve(settings, overrides), draft)
     return made if others else made[0]
 
 
-def carry_out(arguments: Arguments, settings: Settings, drafting: Callable[[nn.Module], Draft]) -> tuple[Any, ...]:
+def carry_out(arguments: Arguments, settings: Settings, drafting: Drafting) -> tuple[Any, ...]:
     """Draft a plan for each model that is not prepared yet, carry them all out, and give back what was given."""
-    fresh = [each for each in arguments.models if not _prepared_alike(each, settings)]
-    drafts = [drafting(each) for each in fresh]
-    replaced = _run_all(fresh, drafts, arguments)
+    undos: list[Undo] = []
+    try:
+        runs = _runs(arguments, settings, drafting, undos)
+        for run in runs:
+            run.run()
+        replaced: dict[int, Any] = {id(run.given): run.model for run in runs}
+        for loader in arguments.loaders if runs else ():
+            replaced[id(loader)] = loaders.place(loader, runs[0].draft.plan.device)
+    except BaseException:
+        for undo in reversed(undos):
+            undo()
+        raise
+    for run in runs:
+        run.remember(settings)
     return tuple(_replacement(each, replaced) for each in arguments.given)
+
+
+def _runs(arguments: Arguments, settings: Settings, drafting: Drafting, undos: list[Undo]) -> list[_Run]:
+    """A run for each model that is not prepared yet, planned before any of them begins."""
+    fresh = [each for each in arguments.models if not _prepared_alike(each, settings)]
+    taken = [usercompile.take_off(each, settings, undos) for each in fresh]
+    return [
+        _Run(given, each.model, drafting(each.model, arguments, each.settings), arguments, undos)
+        for given, each in zip(fresh, taken, strict=True)
+    ]
 
 
 def _prepared_alike(model: nn.Module, settings: Settings) -> bool:
     before = state.recall(model)
     if before is None:
         return False
-    if before.plan.settings != settings:
+    if before.settings != settings:
         raise AlreadyPreparedError(
             f"This {type(model).__name__} is prepared already, with other settings: "
-            f"{_difference(before.plan.settings, settings)}. "
+            f"{_difference(before.settings, settings)}. "
             "Take it off first: model = torchrig.unwrap(model, keep_compile=False)."
         )
     return True
@@ -95,30 +116,14 @@ def _replacement(given: Any, replaced: dict[int, Any]) -> Any:
     return given if live is None else live
 
 
-def _run_all(models: Sequence[nn.Module], drafts: Sequence[Draft], arguments: Arguments) -> dict[int, Any]:
-    """Carry out every draft; returns what takes the place of what, by the identity of what was given."""
-    undos: list[Undo] = []
-    try:
-        runs = [_Run(model, each, arguments, undos) for model, each in zip(models, drafts, strict=True)]
-        for run in runs:
-            run.run()
-        replaced: dict[int, Any] = {id(run.given): run.model for run in runs}
-        for loader in arguments.loaders if drafts else ():
-            replaced[id(loader)] = loaders.place(loader, drafts[0].plan.device)
-    except BaseException:
-        for undo in reversed(undos):
-            undo()
-        raise
-    for run in runs:
-        run.remember()
-    return replaced
-
-
 class _Run:
     """One model on its way through the steps of its plan."""
 
-    def __init__(self, model: nn.Module, drafted: Draft, arguments: Arguments, undos: list[Undo]) -> None:
-        self.given = model
+    def __init__(
+        self, given: nn.Module, model: nn.Module, drafted: Draft, arguments: Arguments, undos: list[Undo]
+    ) -> None:
+        self.given = given
+        self.original = model
         self.model = model
         self.draft = drafted
         self.optimizers: tuple[Optimizer, ...] = arguments.optimizers_of(model)
@@ -182,13 +187,11 @@ class _Run:
         self.undos.append(wrapped.undo)
         self.model, self.optimizers = wrapped.model, wrapped.optimizers
 
-    def remember(self) -> None:
+    def remember(self, settings: Settings) -> None:
         """Keep what was made, and look at what compiled once the model has run."""
-        plan = self.draft.plan
-        kept = state.Prepared(
-            plan, self.observation, self.draft.hooks, weakref.ref(self.given), weakref.ref(self.model)
-        )
-        for module in {id(self.given): self.given, id(self.model): self.model}.values():
+        live = weakref.ref(self.model)
+        kept = state.Prepared(settings, self.draft.plan, self.observation, self.draft.hooks, live)
+        for module in {id(each): each for each in (self.given, self.original, self.model)}.values():
             state.remember(module, kept)
         if self.observation is not None:
             placement.after_first_call(self.model, _check_compiled)

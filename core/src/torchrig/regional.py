@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from .arguments import sort
-from .plan import draft, resolve
+from .arguments import Arguments, sort
+from .plan import Draft, draft, resolve
 from .prepare import carry_out
+
+if TYPE_CHECKING:
+    from .settings import Settings
 
 
 def compile_regions(model: nn.Module, **torch_compile_kwargs: Any) -> nn.Module:
@@ -30,7 +33,10 @@ def compile_regions(model: nn.Module, **torch_compile_kwargs: Any) -> nn.Module:
     device = next((str(tensor.device) for tensor in model.parameters()), "cpu")
     arguments = sort(model, ())
     settings = resolve(None, {"backend": "inductor", "device": device, **torch_compile_kwargs, "strategy": "single"})
+    return carry_out(arguments, settings, _compiling_alone)[0]  # type: ignore[no-any-return]
+
+
+def _compiling_alone(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
     drafted = draft(model, arguments, settings)
     compiling = tuple(step for step in drafted.plan.steps if step.action == "compile")
-    drafted = dataclasses.replace(drafted, plan=dataclasses.replace(drafted.plan, steps=compiling))
-    return carry_out(arguments, settings, lambda _: drafted)[0]  # type: ignore[no-any-return]
+    return dataclasses.replace(drafted, plan=dataclasses.replace(drafted.plan, steps=compiling))

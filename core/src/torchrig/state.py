@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from .hookspecs import Plan
     from .observe import Observation
+    from .settings import Settings
 
 
 @dataclass(frozen=True)
@@ -24,17 +25,17 @@ class Prepared:
     """What was made of a model.
 
     Args:
+        settings: The settings that were asked for.
         plan: The plan that was followed.
         observation: What is seen of its compiled regions; ``None`` where nothing is compiled.
         hooks: The plugins of this prepare.
-        model: The model that ``prepare`` was given.
         live: The model that ``prepare`` gave back; the same one for a strategy that works in place.
     """
 
+    settings: Settings
     plan: Plan
     observation: Observation | None
     hooks: pluggy.PluginManager
-    model: weakref.ref[nn.Module]
     live: weakref.ref[nn.Module]
 
 

@@ -44,11 +44,14 @@ class Places:
 def snapshot(root: nn.Module) -> Undo:
     """Remember class, attributes, parameters and children of every module; returns how to bring them back.
 
-    What happens inside a tensor is not remembered, only which tensor stood where.
+    Of a tensor it is remembered where it stood and which data it had, so that one that was moved or converted comes
+    back; a change written into its data stays.
     """
     kept = [(module, type(module), dict(vars(module)), _parts(module)) for module in root.modules()]
+    data = tensors(root)
 
     def undo() -> None:
+        data()
         for module, cls, attributes, parts in kept:
             module.__class__ = cls
             module.__dict__.clear()
@@ -58,6 +61,34 @@ def snapshot(root: nn.Module) -> Undo:
                 attributes[name].update(part)
 
     return undo
+
+
+def tensors(root: nn.Module) -> Undo:
+    """Remember every parameter and buffer with its data; returns how to bring them back."""
+    kept = [(module, dict(module._parameters), dict(module._buffers)) for module in root.modules()]
+    own = [part for _, parameters, buffers in kept for part in (*parameters.values(), *buffers.values())]
+    data = [(tensor, tensor.data) for tensor in {id(each): each for each in own if each is not None}.values()]
+
+    def undo() -> None:
+        for tensor, before in data:
+            tensor.data = before
+        for module, parameters, buffers in kept:
+            module._parameters.clear()
+            module._parameters.update(parameters)
+            module._buffers.clear()
+            module._buffers.update(buffers)
+
+    return undo
+
+
+def undo_all(undos: list[Undo], error: BaseException) -> None:
+    """Take back everything, last first; what cannot be taken back is noted on ``error`` and stops nothing."""
+    while undos:
+        try:
+            undos.pop()()
+        except Exception as failed:
+            if hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(f"While taking back what was done, {type(failed).__name__}: {failed}")
 
 
 def _parts(module: nn.Module) -> dict[str, dict[object, object]]:

@@ -70,6 +70,8 @@ class Settings(BaseSettings):
             ``use_regional_compilation`` is taken as an old name: true is ``"auto"``, false is ``"whole"``.
         exclude: What not to compile, written as such a list.
         placement: How the compiled code is put on a region: ``"auto"``, ``"forward"``, ``"inplace"`` or ``"wrap"``.
+        reapply_compile: Whether a compile that the user applied before (``torch.compile(model)``,
+            ``model.compile()``) is taken off, and applied again at its step. ``False`` leaves it in place.
         on_failure: When compiling raises: ``"raise"``, or ``"eager"`` to warn once and go on uncompiled.
         on_problem: ``"warn"``, ``"raise"`` or ``"ignore"``, for all problems or by kind; see :class:`OnProblem`.
         mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``.
@@ -95,6 +97,7 @@ class Settings(BaseSettings):
     regions: Annotated[str | list[str | type], PlainValidator(values.regions), Spelled("list")] = "auto"
     exclude: Annotated[list[str | type], PlainValidator(values.classes), Spelled("list")] = Field(default_factory=list)
     placement: Annotated[str, PlainValidator(values.one_of("auto", "forward", "inplace", "wrap"))] = "auto"
+    reapply_compile: Annotated[bool, PlainValidator(values.flag)] = True
     on_failure: Annotated[str, PlainValidator(values.one_of("raise", "eager"))] = "raise"
     on_problem: Annotated[OnProblem, BeforeValidator(values.problems), Spelled("mapping")] = OnProblem()
     mixed_precision: Annotated[str, PlainValidator(values.one_of("no", "bf16", "fp16"))] = "no"

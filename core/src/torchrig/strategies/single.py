@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchrig import optimizers as rebinding
-from torchrig import precision
+from torchrig import precision, tree
 from torchrig.hookspecs import Capabilities, Plan, StrategyInfo, Wrapped, hookimpl
 from torchrig.tree import Undo
 
@@ -42,7 +42,7 @@ def wrap_strategy(model: nn.Module, optimizers: tuple[Optimizer, ...], plan: Pla
 def _move(model: nn.Module, optimizers: tuple[Optimizer, ...], device: torch.device) -> Undo:
     if all(_is_on(tensor, device) for tensor in (*model.parameters(), *model.buffers())):
         return lambda: None
-    restore = _remember_tensors(model)
+    restore = tree.tensors(model)
     before = rebinding.parameters_by_name(model)
     tied = _tied(model)
     model.to(device)
@@ -76,18 +76,3 @@ def _tie(tied: list[list[tuple[nn.Module, str]]]) -> None:
 
 def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
     return tensor.device.type == device.type and device.index in (None, tensor.device.index)
-
-
-def _remember_tensors(model: nn.Module) -> Undo:
-    """Remember every parameter and buffer with its data; ``Module.to`` may replace either."""
-    kept = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
-    data = {tensor: tensor.data for _, own, _ in kept for tensor in own.values() if tensor is not None}
-
-    def undo() -> None:
-        for tensor, before in data.items():
-            tensor.data = before
-        for module, own, buffers in kept:
-            module._parameters.update(own)
-            module._buffers.update(buffers)
-
-    return undo
