@@ -335,3 +335,53 @@ def test_there_is_a_row_for_every_name_of_the_catalogue():
     names = {(row.kind, row.name) for row in catalogue_rows()}
     assert {("backend", member.value) for member in torchrig.DynamoBackend} <= names
     assert {("strategy", "single"), ("strategy", "deepspeed"), ("transform", "int8")} <= names
+
+
+# --- one hook of one plugin
+
+
+STRATEGY = (
+    HEAD + "from torchrig import Wrapped\n@hookimpl\ndef describe():\n    return StrategyInfo(name='bad', summary='')\n"
+)
+
+
+def asked(manager, plugin):
+    return plugins.ask(manager, plugin, "wrap_strategy", torchrig.Wrapped, model="m", optimizers=(), plan=None)
+
+
+@pytest.mark.parametrize(
+    ("body", "came"),
+    [
+        ("pass", r"NoneType: does it lack a return\?"),
+        ("return model", r"str\."),
+        ("return Wrapped", "the class Wrapped"),
+    ],
+)
+def test_an_answer_that_is_none_is_told_with_the_plugins_name(install, body, came):
+    source = f"{STRATEGY}@hookimpl\ndef wrap_strategy(model, optimizers, plan):\n    {body}\n"
+    install("acme-boxed", {"bad": "bad_module"}, {"bad_module": source}, group="torchrig.strategies")
+    plugin = plugins.load_strategy("bad")
+    manager = plugins.make_manager([plugins.load_strategy("single"), plugin])
+    says = rf"the hook wrap_strategy\(\) of strategy 'bad' \(acme-boxed 1\.2\.3\) must return a Wrapped, and returned {came}"
+    with pytest.raises(errors.PluginLoadError, match=says):
+        asked(manager, plugin)
+
+
+def test_only_the_plugin_that_is_meant_is_asked(install):
+    source = f"{STRATEGY}@hookimpl\ndef wrap_strategy(model):\n    return Wrapped({{!r}}, ())\n"
+    for name in ("one", "two"):
+        module = source.replace("'bad'", repr(name)).format(name)
+        install(f"acme-{name}", {name: f"{name}_module"}, {f"{name}_module": module}, group="torchrig.strategies")
+    both = [plugins.load_strategy(name) for name in ("one", "two")]
+    manager = plugins.make_manager(both)
+    assert [asked(manager, each).model for each in both] == ["one", "two"]
+
+
+def test_an_answer_to_a_hook_that_takes_the_first(install):
+    backend = plugins.load_backend("eager")
+    manager = plugins.make_manager([backend, plugins.load_strategy("single")])
+    assert plugins.ask(manager, backend, "torch_compile_kwargs", dict, request=request()) == {"backend": "eager"}
+    with pytest.raises(
+        errors.PluginLoadError, match=r"backend 'eager' .*must return an int or a str, and returned dict"
+    ):
+        plugins.ask(manager, backend, "torch_compile_kwargs", (int, str), request=request())

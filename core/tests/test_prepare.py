@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from typing import Any
 
 import pytest
@@ -166,3 +167,117 @@ def test_bf16_runs_in_bf16_and_gives_float32_back() -> None:
     assert output.dtype is torch.float32 and set(seen) == {torch.bfloat16}
     assert torchrig.report(model).graphs == 1
     assert torchrig.unwrap(model, keep_compile=False) is model and "forward" not in vars(model)
+
+
+def test_a_model_given_twice_is_prepared_once() -> None:
+    model = Stack()
+    assert torchrig.prepare(model, model, backend="eager") == (model, model)
+    model(torch.ones(2, 4))
+    assert torchrig.report(model).ok and torchrig.report(model)["Block"].calls == 3
+
+
+class Sharing(nn.Module):
+    """Holds blocks that another model holds as well, and some of its own."""
+
+    def __init__(self, shared: nn.ModuleList) -> None:
+        super().__init__()
+        self.shared = shared
+        self.own = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in (*self.shared, *self.own):
+            x = layer(x)
+        return x
+
+
+def test_two_models_that_share_blocks_compile_them_once() -> None:
+    actor = Stack()
+    critic = Sharing(actor.layers)
+    torchrig.prepare(actor, critic, backend="eager", fullgraph=True)
+    x = torch.ones(2, 4, requires_grad=True)
+    actor(x)
+    critic(x)
+    assert torchrig.report(actor)["Block"].calls == 6
+    report = torchrig.report(critic)
+    assert report.ok and report.graphs == 2 and [kind.calls for kind in report.kinds] == [2, 6]
+
+
+@pytest.mark.parametrize("first", ["part", "whole"])
+def test_a_part_and_then_its_whole_or_the_reverse(first: str) -> None:
+    model = Stack()
+    part = nn.Sequential(*model.layers)
+    for each in (part, model) if first == "part" else (model, part):
+        torchrig.prepare(each, backend="eager")
+    model(torch.ones(2, 4))
+    assert torchrig.report(model).ok and torchrig.report(part)["Block"].calls == 3
+
+
+def test_a_copy_of_a_prepared_model_may_be_prepared_with_the_same_settings() -> None:
+    model = torchrig.prepare(Stack(), backend="eager")
+    model(torch.ones(2, 4))
+    copied = torchrig.prepare(copy.deepcopy(model), backend="eager")
+    copied(torch.ones(2, 4))
+    assert torchrig.report(copied).ok and torchrig.report(copied).graphs == 1
+    with pytest.raises(torchrig.AlreadyPreparedError, match=r"Block.*'eager'.*keep_compile=False"):
+        torchrig.prepare(copy.deepcopy(model), backend="aot_eager")
+
+
+def test_a_loader_given_to_a_prepared_model_is_placed() -> None:
+    model = torchrig.prepare(Stack(), device="meta")
+    loader = DataLoader(TensorDataset(torch.ones(4, 4)))
+    _, placed = torchrig.prepare(model, loader, device="meta")
+    assert {batch.device.type for (batch,) in placed} == {"meta"}
+
+
+def test_a_dropped_wrapper_is_made_anew() -> None:
+    model, settings = Stack(), {"backend": "eager", "regions": "whole", "placement": "wrap"}
+    torchrig.prepare(model, **settings)
+    gc.collect()
+    again = torchrig.prepare(model, **settings)
+    assert again is not model and torchrig.unwrap(again) is model
+    again(torch.ones(2, 4))
+    assert torchrig.report(again).ok
+
+
+@pytest.mark.parametrize("setting", [{"mixed_precision": "bf16"}, {"strategy": "single"}, {"device": "meta"}])
+def test_compile_regions_refuses_what_goes_beyond_compiling(setting: dict[str, str]) -> None:
+    with pytest.raises(torchrig.SettingsError, match=r"compile_regions does not take.*argument"):
+        torchrig.compile_regions(Stack(), backend="eager", **setting)
+
+
+def test_compile_regions_is_not_led_astray_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHRIG_TRANSFORMS", "float8")
+    monkeypatch.setenv("TORCHRIG_MIXED_PRECISION", "bf16")
+    model = torchrig.compile_regions(Stack(), backend="eager")
+    model(torch.ones(2, 4))
+    assert torchrig.report(model).ok
+
+
+def test_an_undo_that_fails_hides_neither_the_error_nor_the_other_undos(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchrig import Wrapped
+    from torchrig.strategies import single
+
+    def undo() -> None:
+        raise OSError("stuck")
+
+    def wrap(model: nn.Module, optimizers: Any, plan: Any) -> Wrapped:
+        return Wrapped(model, optimizers, undo)
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(single, "wrap_strategy", torchrig.hookimpl(wrap))
+    monkeypatch.setattr("torchrig.loaders.place", fail)
+    model = Stack()
+    with pytest.raises(ZeroDivisionError):
+        torchrig.prepare(model, DataLoader(range(2)), backend="eager")
+    assert not torchrig.has_compiled_regions(model)
+
+
+@pytest.mark.parametrize("value", ["abc", "-2"])
+def test_a_world_size_that_is_no_number_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", value)
+    with pytest.raises(torchrig.SettingsError, match=f"WORLD_SIZE is '{value}'"):
+        torchrig.prepare(Stack())
+    monkeypatch.setenv("WORLD_SIZE", "")
+    assert torchrig.plan(Stack()).strategy == "single"

@@ -57,7 +57,7 @@ class PluginInfo:
     Args:
         name: The name it is selected by; the same as its entry point's.
         summary: One line for ``torchrig plugins``.
-        aliases: Other names that mean the same.
+        aliases: Other names that mean the same; each needs an entry point of its own to be found.
         capabilities: See :class:`Capabilities`.
         settings: The pydantic model of the plugin's own block in the settings, or ``None``.
         probe: Says why the plugin cannot be used on this machine, or ``None`` when it can.
@@ -306,4 +306,8 @@ def unwrap(model: nn.Module, keep_compile: bool) -> nn.Module | None:
 
 @hookspec
 def transform(model: nn.Module, plan: Plan) -> nn.Module:  # type: ignore[empty-body]
-    """Convert the model, before it is compiled and sharded. Transforms implement it."""
+    """Convert the model, before it is compiled and sharded. Transforms implement it.
+
+    In place, or by returning another model; then ``unwrap`` gives back that one. Optimizers are bound to the parameters
+    of what is returned, by name. Where a later step raises, what stood where in the model is brought back.
+    """

@@ -7,7 +7,7 @@ Nothing here runs on a step that compiles nothing, save one addition for each ru
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +46,8 @@ class KindRecord:
 
     Args:
         region: The kind and its instances.
-        policy: What to do about each kind of problem; see :class:`Policy`.
+        policy: What to do about each kind of problem; see :class:`torchrig.problems.Policy`.
+        kwargs: The arguments for ``torch.compile`` that it is compiled with.
         graphs: Graphs built, over all modes.
         modes: Graphs built in each mode.
         calls: How often a compiled graph of this kind ran.
@@ -58,6 +59,7 @@ class KindRecord:
 
     region: Region
     policy: Policy
+    kwargs: Mapping[str, Any]
     graphs: int = 0
     modes: dict[str, int] = field(default_factory=dict)
     calls: int = 0
@@ -251,16 +253,31 @@ class Observation:
     Args:
         backend: The one backend object.
         policy: What to do about problems.
+        kwargs: The arguments for ``torch.compile``.
+        regions: The region kinds.
     """
 
-    def __init__(self, backend: ObservedBackend, policy: Policy) -> None:
+    def __init__(
+        self, backend: ObservedBackend, policy: Policy, kwargs: Mapping[str, Any], regions: Iterable[Region]
+    ) -> None:
         self.backend = backend
-        self.policy = policy
-        self.records: dict[str, KindRecord] = {}
+        self.records = {region.kind: KindRecord(region, policy, kwargs) for region in regions}
 
     def record(self, region: Region) -> KindRecord:
-        """The record of a region kind, made at the first call."""
-        return self.records.setdefault(region.kind, KindRecord(region, self.policy))
+        """The record of a region kind."""
+        return self.records[region.kind]
+
+    def adopt(self, region: Region, record: KindRecord, whole: bool) -> bool:
+        """Show a record made before, in place of the kind's own where that has no instances left.
+
+        Returns:
+            Whether it was compiled with the same settings; nothing is adopted otherwise.
+        """
+        own = self.records[region.kind]
+        if (record.policy, record.kwargs) != (own.policy, own.kwargs):
+            return False
+        self.records[region.kind if whole else f"{region.kind} (prepared before)"] = record
+        return True
 
     def backend_of(self, region: Region) -> Callable[..., Any]:
         """The backend for a plugin that calls ``torch.compile`` itself: what it compiles counts for this kind.

@@ -12,7 +12,7 @@ from torch import nn
 
 from . import usercompile
 from .arguments import Arguments, sort
-from .errors import BackendUnavailable, SettingsError
+from .errors import BackendUnavailable, PluginLoadError, SettingsError
 from .hookspecs import BackendInfo, CompileRequest, Plan, Region, Step, StrategyInfo
 from .tree import Undo
 
@@ -74,10 +74,14 @@ class Draft:
     Args:
         plan: The plan.
         hooks: One plugin manager with the selected plugins alone, in plan order.
+        strategy: The strategy.
+        transforms: The transforms, in the order of the settings.
     """
 
     plan: Plan
     hooks: pluggy.PluginManager
+    strategy: Plugin
+    transforms: tuple[Plugin, ...]
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ def _draft(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
         notes=off,
         settings=settings,
     )
-    return Draft(made, hooks)
+    return Draft(made, hooks, chosen.strategy, chosen.transforms)
 
 
 def _choose(settings: Settings) -> _Chosen:
@@ -163,7 +167,11 @@ def own_settings(plugin: Plugin, settings: Settings) -> BaseModel | None:
 def _strategy_name(settings: Settings) -> str:
     if settings.strategy != "auto":
         return settings.strategy
-    return "ddp" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else "single"
+    processes = os.environ.get("WORLD_SIZE") or "1"
+    if not processes.isdigit():
+        message = f"WORLD_SIZE is {processes!r}, and must be the number of processes; torchrun sets it."
+        raise SettingsError(message, setting="strategy", origin="variable WORLD_SIZE")
+    return "ddp" if int(processes) > 1 else "single"
 
 
 def _device(settings: Settings) -> torch.device:
@@ -210,10 +218,13 @@ def _regions(model: nn.Module, settings: Settings) -> tuple[Region, ...]:
     return find_regions(model, settings.regions, settings.exclude)
 
 
+_COMPILE_KWARGS = frozenset({"backend", "mode", "options", "fullgraph", "dynamic"})
+
+
 def _compile_kwargs(
     backend: Plugin, hooks: pluggy.PluginManager, settings: Settings, device: torch.device
 ) -> dict[str, Any]:
-    from .plugins import check_request
+    from .plugins import ask, check_request
 
     info = backend.info
     assert isinstance(info, BackendInfo)
@@ -227,7 +238,12 @@ def _compile_kwargs(
         own=own_settings(backend, settings),
     )
     check_request(info, request)
-    asked: dict[str, Any] = hooks.hook.torch_compile_kwargs(request=request)
+    asked: dict[str, Any] = ask(hooks, backend, "torch_compile_kwargs", dict, request=request)
+    if unknown := set(asked) - _COMPILE_KWARGS:
+        raise PluginLoadError(
+            f"The hook torch_compile_kwargs() of backend {backend.name!r} ({backend.distribution} {backend.version}) "
+            f"returned {', '.join(sorted(unknown))}, which torch.compile does not take from a backend."
+        )
     return {"fullgraph": settings.fullgraph, "dynamic": settings.dynamic, **asked}
 
 

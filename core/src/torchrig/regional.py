@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from .arguments import Arguments, sort
+from .errors import SettingsError
 from .plan import Draft, draft, resolve
 from .prepare import carry_out
 
 if TYPE_CHECKING:
     from .settings import Settings
+
+
+_TORCH_COMPILES = ("backend", "mode", "options", "fullgraph", "dynamic", "disable")
+_TAKEN = {*_TORCH_COMPILES, "regions", "exclude", "placement", "on_failure", "on_problem", "reapply_compile"}
 
 
 def compile_regions(model: nn.Module, **torch_compile_kwargs: Any) -> nn.Module:
@@ -30,9 +35,17 @@ def compile_regions(model: nn.Module, **torch_compile_kwargs: Any) -> nn.Module:
     Raises:
         SettingsError, BackendError, RegionError, AlreadyPreparedError: As :func:`torchrig.prepare`.
     """
-    device = next((str(tensor.device) for tensor in model.parameters()), "cpu")
     arguments = sort(model, ())
-    settings = resolve(None, {"backend": "inductor", "device": device, **torch_compile_kwargs, "strategy": "single"})
+    if other := sorted(set(torch_compile_kwargs) - _TAKEN):
+        raise SettingsError(
+            f"compile_regions does not take {', '.join(other)}; prepare does what goes beyond compiling.",
+            setting=other[0],
+            origin="argument",
+            choices=sorted(_TAKEN),
+        )
+    device = next((str(tensor.device) for tensor in model.parameters()), "cpu")
+    alone = {"strategy": "single", "device": device, "mixed_precision": "no", "transforms": []}
+    settings = resolve(None, {"backend": "inductor", **torch_compile_kwargs, **alone})
     return carry_out(arguments, settings, _compiling_alone)[0]  # type: ignore[no-any-return]
 
 

@@ -1,0 +1,185 @@
+"""One model on its way through the steps of its plan. Every change comes with how to take it back."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from . import optimizers as rebinding
+from . import placement, state, tree
+from .errors import AlreadyPreparedError, AmbiguousPluginError, StrategyError
+from .hookspecs import Region, Wrapped
+from .plan import Draft
+from .tree import Undo
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from .observe import KindRecord, Observation
+    from .settings import Settings
+
+
+class Run:
+    """Carries out the plan of one model.
+
+    Args:
+        given: What ``prepare`` was given; a wrapper of the user's where there was one.
+        model: The model itself.
+        optimizers: Those that step it.
+        drafting: Drafts the plan for a model.
+        undos: Gets how to take back each thing done.
+    """
+
+    def __init__(
+        self,
+        given: nn.Module,
+        model: nn.Module,
+        optimizers: tuple[Optimizer, ...],
+        drafting: Callable[[nn.Module], Draft],
+        undos: list[Undo],
+    ) -> None:
+        self.given = given
+        self.model = model
+        self.draft = drafting(model)
+        self.optimizers = self._given_optimizers = optimizers
+        self._original = model
+        self._drafting = drafting
+        self._undos = undos
+        self._observation: Observation | None = None
+
+    def run(self) -> None:
+        """Do each step."""
+        if self.draft.transforms:
+            self._transform()
+        self._observation = _observe(self.draft)
+        places, instances = tree.Places(self.model), self._instances()
+        for step in self.draft.plan.steps:
+            if step.action == "compile":
+                assert step.region is not None
+                self._compile(step.region, instances[step.region.kind], places)
+            elif step.action == "wrap":
+                self._wrap()
+
+    def replaced(self) -> dict[int, Any]:
+        """What takes the place of what was given, by the identity of the latter."""
+        optimizers = zip(self._given_optimizers, self.optimizers, strict=True)
+        return {id(self.given): self.model, **{id(old): new for old, new in optimizers}}
+
+    def remember(self, settings: Settings) -> None:
+        """Keep what was made, and look at what compiled once the model has run."""
+        live = weakref.ref(self.model)
+        kept = state.Prepared(settings, self.draft.plan, self._observation, self.draft.hooks, live)
+        for module in {id(each): each for each in (self.given, self._original, self.model)}.values():
+            state.remember(module, kept)
+        if self._observation is not None:
+            placement.after_first_call(self.model, _check_compiled)
+
+    def _transform(self) -> None:
+        """Convert the model, then plan again: what repeats in it is what the transforms made."""
+        from .plugins import ask
+
+        self._undos.append(tree.snapshot(self.model))
+        before = rebinding.parameters_by_name(self.model)
+        for each in self.draft.transforms:
+            self.model = ask(self.draft.hooks, each, "transform", nn.Module, model=self.model, plan=self.draft.plan)
+        after = rebinding.parameters_by_name(self.model)
+        for optimizer in self.optimizers:
+            self._undos.append(rebinding.rebind(optimizer, before, after))
+        self.draft = self._drafting(self.model)
+
+    def _instances(self) -> dict[str, list[nn.Module]]:
+        """The modules of each region, looked up before a strategy wraps the model and their names change."""
+        from .regions import resolve
+
+        regions = self.draft.plan.regions
+        return {region.kind: [resolve(self.model, name) for name in region.instances] for region in regions}
+
+    def _compile(self, region: Region, instances: list[nn.Module], places: tree.Places) -> None:
+        assert self._observation is not None
+        plan = self.draft.plan
+        compiler = placement.RegionCompiler(region, plan.compile_kwargs, self._observation)
+        known = {id(module): layer.record for module in instances if (layer := placement.compile_layer(module))}
+        self._adopt(region, list(known.values()), whole=len(known) == len(instances))
+        for module in instances:
+            if id(module) in known:
+                continue
+            own = self._own_way(module, region)
+            if own is None:
+                own, undo = compiler.compile(module, plan.settings.placement)
+                self._undos.append(undo)
+            if own is module:
+                continue
+            if module is self.model:
+                self.model = own
+            else:
+                self._undos.append(places.replace(module, own))
+
+    def _adopt(self, region: Region, records: list[KindRecord], whole: bool) -> None:
+        """Report under this model too what was compiled before: by a copy, or as part of another model."""
+        assert self._observation is not None
+        for record in {id(each): each for each in records}.values():
+            if not self._observation.adopt(region, record, whole):
+                raise AlreadyPreparedError(
+                    f"Some {region.kind} of this {self.draft.plan.model} are compiled already, with backend "
+                    f"{record.policy.backend!r} and other settings. Take that off first: "
+                    "torchrig.unwrap(model, keep_compile=False)."
+                )
+
+    def _own_way(self, module: nn.Module, region: Region) -> nn.Module | None:
+        """What a plugin made of an instance in a way of its own; ``None`` when every plugin left it to torchrig."""
+        hooks, plan = self.draft.hooks, self.draft.plan
+        if not hooks.hook.compile_region.get_hookimpls():
+            return None
+        assert self._observation is not None
+        self._undos.append(tree.snapshot(module))
+        kwargs = {**plan.compile_kwargs, "backend": self._observation.backend_of(region), "mode": None, "options": None}
+        answers: dict[str, nn.Module] = {}
+        for name, plugin in hooks.list_name_plugin():
+            alone = hooks.subset_hook_caller(
+                "compile_region", [each for each in hooks.get_plugins() if each is not plugin]
+            )
+            for answer in alone(module=module, region=region, kwargs=kwargs, plan=plan):
+                answers[name] = answer
+        if len(answers) > 1:
+            raise AmbiguousPluginError(
+                f"Both {' and '.join(answers)} want to compile region {region.kind} in a way of their own; "
+                "use one of them at a time."
+            )
+        return next(iter(answers.values()), None)
+
+    def _wrap(self) -> None:
+        from .plugins import ask
+
+        strategy, plan = self.draft.strategy, self.draft.plan
+        arguments = {"model": self.model, "optimizers": self.optimizers, "plan": plan}
+        wrapped: Wrapped = ask(self.draft.hooks, strategy, "wrap_strategy", Wrapped, **arguments)
+        self._undos.append(wrapped.undo)
+        if len(wrapped.optimizers) != len(self.optimizers):
+            raise StrategyError(
+                f"Strategy {strategy.name!r} was given {len(self.optimizers)} optimizers and gave back "
+                f"{len(wrapped.optimizers)}; it must give back one for each, in the same order."
+            )
+        self.model, self.optimizers = wrapped.model, tuple(wrapped.optimizers)
+
+
+def _observe(drafted: Draft) -> Observation | None:
+    if not drafted.plan.regions:
+        return None
+    from . import dynamo
+    from .observe import Observation, ObservedBackend
+    from .problems import Policy
+
+    plan, settings = drafted.plan, drafted.plan.settings
+    policy = Policy(plan.backend, settings.on_failure, settings.on_problem.model_dump())
+    backend = ObservedBackend(dynamo.configured_backend(plan.compile_kwargs), policy)
+    return Observation(backend, policy, plan.compile_kwargs, plan.regions)
+
+
+def _check_compiled(model: nn.Module) -> None:
+    """Report the regions that the first forward did not compile."""
+    prepared = state.recall(model)
+    if prepared is not None and prepared.observation is not None:
+        prepared.observation.check_compiled()
