@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import io
+import pickle
 import warnings
 import weakref
 from collections.abc import Callable
@@ -313,6 +314,73 @@ def test_case_24_an_average_of_weights_by_name_and_by_copy(x: torch.Tensor) -> N
     assert torchrig.has_compiled_regions(average.module)
 
 
+def undecorated(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def wrapper(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return function(self, x)
+
+    return wrapper
+
+
+def fast(self: Block, x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+class Decorated(Block):
+    forward = undecorated(Block.forward)
+
+
+class Assigned(Block):
+    forward = fast
+
+    def fast(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 0
+
+
+class Partial(Block):
+    def scaled(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        return Block.forward(self, x) * factor
+
+    forward = functools.partialmethod(scaled, factor=0.5)
+
+
+class Static(Block):
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+@pytest.mark.parametrize("block", [Decorated, Assigned, Partial, Static])
+def test_case_24_a_forward_of_any_make_survives_pickling(block: type[Block], x: torch.Tensor) -> None:
+    model = Stack(3, block)
+    expected = model(x)
+    prepared = prepare(model, on_problem="ignore")
+    torch.testing.assert_close(prepared(x), expected)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(prepared))(x), expected)
+    torch.testing.assert_close(copy.deepcopy(prepared)(x), expected)
+
+
+def test_a_forward_that_is_no_plain_method_is_refused_for_placement_forward() -> None:
+    with pytest.raises(torchrig.RegionError, match="Static is no plain method"):
+        prepare(Stack(3, Static), placement="forward", regions=["Static"])
+
+
+class Copies(Block):
+    copies = 0
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Copies:
+        type(self).copies += 1
+        made = Copies()
+        made.load_state_dict(self.state_dict())
+        return made
+
+
+def test_case_24_a_deepcopy_of_the_users_own_stays(x: torch.Tensor) -> None:
+    prepared = prepare(Stack(3, Copies), placement="inplace")
+    before = Copies.copies
+    torch.testing.assert_close(copy.deepcopy(prepared)(x), prepared(x))
+    assert Copies.copies == before + 3
+
+
 @pytest.mark.parametrize("where", ["root", "blocks"])
 @pytest.mark.parametrize("spelling", ["closure", "method"])
 @regionwise
@@ -375,6 +443,18 @@ def test_case_32_the_result_dropped_the_model_is_prepared_all_the_same(x: torch.
     assert torchrig.report(model).graphs == 1 and torchrig.report(model).ok
 
 
+def test_case_32_a_wrapper_dropped_is_told_at_the_first_forward(x: torch.Tensor) -> None:
+    model = Stack(3)
+    prepare(model, regions="whole", placement="wrap")
+    with pytest.warns(torchrig.TorchrigWarning, match=r"what prepare gave back was dropped.*model = torchrig.prepare"):
+        model(x)
+    model(x)
+    kept = prepare(model, regions="whole", placement="wrap")
+    kept(x)
+    del kept
+    model(x)
+
+
 @pytest.mark.parametrize(
     ("settings", "naming"),
     [
@@ -409,6 +489,30 @@ def test_case_36_a_prepared_model_is_freed(regions: str, placement: str, x: torc
     del model
     gc.collect()
     assert [each() for each in watched] == [None, None]
+
+
+class Lazy(Block):
+    def __init__(self, index: int = 0) -> None:
+        super().__init__(index)
+        self.up = nn.LazyLinear(16)
+
+
+def test_a_lazy_module_is_refused_until_it_has_shapes(x: torch.Tensor) -> None:
+    model = Stack(3, Lazy)
+    with pytest.raises(torchrig.ArgumentError, match=r"'layers.0.up.weight' has no shape yet.*one batch"):
+        prepare(model)
+    expected = model(x)
+    torch.testing.assert_close(prepare(model)(x), expected)
+
+
+def test_parts_prepared_and_unwrapped_leave_nothing_behind(x: torch.Tensor) -> None:
+    model = nn.Sequential(Stack(2), Stack(2))
+    prepare(model[0])
+    torchrig.unwrap(model[0], keep_compile=False)
+    assert not model[0]._forward_hooks
+    prepare(model[1], regions="whole")
+    prepare(model, regions="whole", fullgraph=True)(x)
+    assert torchrig.report(model).ok
 
 
 class Awkward(nn.Module):
@@ -460,5 +564,6 @@ def test_case_54_a_forward_patched_later_is_the_one_that_runs(x: torch.Tensor) -
     model.layers[1].forward = lambda x: x * 0
     del model.forward
     model(x)
-    assert torchrig.unwrap(model, keep_compile=False) is model
+    with pytest.warns(torchrig.TorchrigWarning, match=r"forward of 'layers.1' was replaced after prepare"):
+        assert torchrig.unwrap(model, keep_compile=False) is model
     assert not torchrig.has_compiled_regions(model)

@@ -254,8 +254,6 @@ def test_law_6_each_kind_compiles_once_a_mode(way: Way, build: Callable[[], Mode
 @every_way
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
 def test_law_7_a_copy_runs_its_own_weights(way: Way, how: str, build: Callable[[], Model]) -> None:
-    if way.placement == "wrap" and how != "deepcopy":
-        pytest.xfail("PyTorch's own wrapper holds its compiler, which does not pickle")
     prepared = torchrig.prepare(build(), **way.settings())
     prepared.eval()
     tokens = batches(1)[0][0]

@@ -8,7 +8,7 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from torchrig.cli.config import config
+from torchrig.cli import main
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def _bare(monkeypatch, tmp_path):
 
 
 def show(*arguments: str):
-    return CliRunner().invoke(config, ["show", *arguments])
+    return CliRunner().invoke(main, ["config", "show", *arguments])
 
 
 def test_every_value_with_its_origin(monkeypatch, tmp_path):
@@ -46,6 +46,6 @@ def test_json(monkeypatch):
 def test_a_bad_setting_is_one_line_and_a_failure(monkeypatch):
     monkeypatch.setenv("TORCHRIG_MDOE", "x")
     result = show()
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "TORCHRIG_MDOE" in result.output
     assert "Traceback" not in result.output

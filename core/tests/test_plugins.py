@@ -15,6 +15,17 @@ from torchrig.plugins.inventory import backend_rows, catalogue_rows, installed_r
 
 HEAD = "from torchrig import BackendInfo, StrategyInfo, hookimpl\n"
 DESCRIBE = HEAD + "@hookimpl\ndef describe():\n    return BackendInfo(name='bad', summary='')\n"
+GOOD_BACKEND = (
+    HEAD
+    + """
+@hookimpl
+def describe():
+    return BackendInfo(name="rocket", summary="")
+@hookimpl
+def torch_compile_kwargs(request):
+    return {}
+"""
+)
 KWARGS = "@hookimpl\ndef torch_compile_kwargs(request):\n    return {}\n"
 
 
@@ -135,9 +146,21 @@ def test_a_broken_plugin_nobody_selected_is_one_warning(install, recwarn, value,
 
 def test_metadata_that_cannot_be_read_is_one_warning_and_a_row(install):
     (install("acme", {"x": "y"}) / "METADATA").unlink()
-    with pytest.warns(errors.TorchrigWarning, match=r"acme-1\.2\.3\.dist-info: its metadata cannot be read"):
+    with pytest.warns(errors.TorchrigWarning, match=r"acme-1\.2\.3\.dist-info: it has no name"):
         plugins.load_backend("eager")
     assert [row.status for row in installed_rows() if "acme" in row.distribution] == ["broken"]
+
+
+def test_a_line_without_a_name_is_one_warning_and_hides_no_other(install):
+    install("acme", "[torchrig.backends]\nrocket = acme_module\n= zed_a\n", {"acme_module": GOOD_BACKEND})
+    with pytest.warns(
+        errors.TorchrigWarning, match=r"acme: line 3 of its entry_points\.txt names no plugin: '= zed_a'"
+    ):
+        assert plugins.load_backend("rocket").name == "rocket"
+    assert [(row.name, row.status) for row in installed_rows() if row.distribution == "acme"] == [
+        ("rocket", "ok"),
+        ("", "broken"),
+    ]
 
 
 def test_a_broken_plugin_that_is_switched_off_is_not_mentioned(install, monkeypatch):
@@ -210,6 +233,35 @@ def test_unavailable_here_with_the_reason(install):
         plugins.load_backend("bad")
     row = next(row for row in installed_rows() if row.name == "bad")
     assert (row.status, row.reason) == ("unavailable", "no rockets on this machine")
+
+
+@pytest.mark.parametrize("answer", ["True", "False", "''", "0", "['no rockets']"])
+def test_a_probe_that_does_not_answer_in_text_is_an_error(install, answer):
+    source = DESCRIBE.replace("summary", f"probe=lambda: {answer}, summary") + KWARGS
+    install("acme", {"bad": "bad_module"}, {"bad_module": source})
+    with pytest.raises(errors.PluginLoadError, match=r"acme 1\.2\.3.*probe must return the reason as text, or None"):
+        plugins.load_backend("bad")
+    assert next(row.status for row in installed_rows() if row.name == "bad") == "broken"
+
+
+def test_a_plugin_that_cannot_be_hashed_is_told_so(install):
+    source = (
+        HEAD
+        + """
+class Plugin:
+    __hash__ = None
+    @hookimpl
+    def describe(self):
+        return BackendInfo(name="bad", summary="")
+    @hookimpl
+    def torch_compile_kwargs(self, request):
+        return {}
+plugin = Plugin()
+"""
+    )
+    install("acme", {"bad": "bad_module:plugin"}, {"bad_module": source})
+    with pytest.raises(errors.PluginLoadError, match="cannot be hashed"):
+        plugins.load_backend("bad")
 
 
 def test_removed_names_the_successor():
@@ -289,12 +341,32 @@ def test_a_manager_has_the_selected_plugins_alone_in_order():
     assert [name for name, _ in manager.list_name_plugin()] == ["eager", "single"]
 
 
-def test_a_backend_and_a_strategy_may_share_a_name():
+class NoHooks:
+    pass
+
+
+class Equal:
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 1
+
+
+def test_plugins_of_any_two_groups_may_share_a_name():
     backend, strategy = plugins.load_backend("eager"), plugins.load_strategy("single")
-    both = loading.Plugin("single", backend.group, "acme", "1", backend.hooks, backend.info)
-    manager = plugins.make_manager([both, strategy])
-    assert manager.get_plugin("single") is strategy.hooks
-    assert manager.get_plugin("single (backend)") is backend.hooks
+    groups = ("torchrig.transforms", "torchrig.backends", "torchrig.strategies", "torchrig.strategies")
+    four = [loading.Plugin("x", group, "acme", "1", NoHooks(), backend.info) for group in groups]
+    manager = plugins.make_manager([*four, strategy])
+    names = [name for name, _ in manager.list_name_plugin()]
+    assert names == ["x", "x (backend)", "x (strategy)", "x (strategy 2)", "single"]
+
+
+def test_two_plugins_that_are_equal_are_an_error_of_torchrigs():
+    info = plugins.load_backend("eager").info
+    two = [loading.Plugin(name, "torchrig.backends", "acme", "1", Equal(), info) for name in "ab"]
+    with pytest.raises(errors.PluginLoadError, match="Plugin 'b' does not fit"):
+        plugins.make_manager(two)
 
 
 INFO = BackendInfo(name="x", summary="", modes=("default", "max-autotune"), options=lambda: ["shape_padding", "a.b"])
@@ -362,8 +434,8 @@ def test_an_answer_that_is_none_is_told_with_the_plugins_name(install, body, cam
     install("acme-boxed", {"bad": "bad_module"}, {"bad_module": source}, group="torchrig.strategies")
     plugin = plugins.load_strategy("bad")
     manager = plugins.make_manager([plugins.load_strategy("single"), plugin])
-    says = rf"the hook wrap_strategy\(\) of strategy 'bad' \(acme-boxed 1\.2\.3\) must return a Wrapped, and returned {came}"
-    with pytest.raises(errors.PluginLoadError, match=says):
+    says = r"the hook wrap_strategy\(\) of strategy 'bad' \(acme-boxed 1\.2\.3\) must return a Wrapped, and returned "
+    with pytest.raises(errors.PluginLoadError, match=says + came):
         asked(manager, plugin)
 
 

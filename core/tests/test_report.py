@@ -180,6 +180,18 @@ def test_a_failing_backend_runs_eager_where_asked_and_trains_on(placement: str, 
     assert not kind.compiled and kind.graphs == 0 and "no such kernel" in kind.fallbacks[0]
 
 
+@pytest.mark.parametrize("placement", ["forward", "inplace", "wrap"])
+def test_a_break_under_fullgraph_runs_eager_where_asked(placement: str, x: torch.Tensor) -> None:
+    model = Stack(Breaks)
+    expected = model(x)
+    prepare(model, fullgraph=True, on_failure="eager", placement=placement)
+    with pytest.warns(torchrig.CompileProblemWarning, match=r"on_failure='eager'.*fullgraph=True"):
+        torch.testing.assert_close(model(x), expected)
+    torch.testing.assert_close(model(x), expected)
+    kind = torchrig.report(model)["Breaks"]
+    assert not kind.compiled and "fullgraph" in kind.fallbacks[0]
+
+
 def test_an_error_of_the_models_own_stays_what_it_is() -> None:
     model = prepare(Stack(), on_failure="eager", on_problem="ignore")
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):

@@ -11,6 +11,7 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from torchrig.catalogue import DynamoBackend
 from torchrig.errors import SettingsError
 from torchrig.settings import OnProblem, Settings
 
@@ -212,7 +213,7 @@ def test_how_a_variable_is_read(monkeypatch, name, text, field, value):
     assert getattr(Settings(), field) == value
 
 
-@pytest.mark.parametrize("name", ["CONFIG", "PLUGINS", "DISABLE_PLUGINS", "STRICT_PLUGINS", "QUIET"])
+@pytest.mark.parametrize("name", ["CONFIG", "PLUGINS", "DISABLE_PLUGINS", "STRICT_PLUGINS"])
 def test_variables_that_are_no_settings(monkeypatch, name):
     monkeypatch.setenv(f"TORCHRIG_{name}", "")
     assert Settings() == Settings()
@@ -453,6 +454,7 @@ def test_mode_and_options_exclude_each_other_and_both_origins_are_named(monkeypa
         ("TORCHRIG_", "1", None),
         ("TORCHRIG_PLUGINS__X", "1", "TORCHRIG_PLUGINS"),
         ("TORCHRIG_BLOCKS", "{}", None),
+        ("TORCHRIG_QUIET", "1", None),  # nothing reads it
         ("TORCHRIG_MDOE", "", "TORCHRIG_MODE"),
     ],
 )
@@ -511,3 +513,23 @@ def test_a_value_without_a_repr_is_refused_all_the_same():
             raise RuntimeError("no")
 
     assert "Shy" in str(refused(mode=Shy()))
+
+
+# -- what only looks like a setting or a backend ----------------------------------------------------------------------
+
+
+def test_the_enum_of_backends_is_no_backend():
+    """The class is callable, and would be taken for a compiler function."""
+    error = refused(backend=DynamoBackend)
+    assert (error.setting, error.origin) == ("backend", "argument")
+    assert "inductor" in error.choices and "the class itself" in str(error)
+
+
+@pytest.mark.parametrize(("value", "nearest"), [("train.yaml", None), ({"size": 1}, "ofi")])
+def test_a_plugins_block_is_proposed_only_for_a_mapping(value, nearest):
+    assert refused(config=value).nearest == nearest
+
+
+def test_a_plugins_block_is_proposed_only_for_a_variable_that_holds_a_mapping(monkeypatch):
+    monkeypatch.setenv("TORCHRIG_FSPD2", "yes")
+    assert refused().nearest is None

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from . import optimizers as rebinding
 from .errors import ArgumentError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,9 @@ class Arguments:
 
     Args:
         given: Everything, in the order given, the model first.
-        models: Modules with parameters; the first is the model.
-        optimizers: In the order given.
-        loaders: In the order given.
+        models: Modules with parameters, each once; the first is the model.
+        optimizers: In the order given, each once.
+        loaders: In the order given, each once.
     """
 
     given: tuple[Any, ...]
@@ -48,21 +50,81 @@ def sort(model: Any, others: Sequence[Any]) -> Arguments:
             TorchScript module, or an optimizer steps no parameter of the models.
     """
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"prepare takes an nn.Module first, and was given {_kind(model)}.")
+        raise ArgumentError(
+            f"prepare takes an nn.Module first, and was given {kind_of(model)}{_advice_on_first(model, others)}."
+        )
     for place, other in enumerate(others, start=2):
         if not _is_preparable(other):
             raise ArgumentError(
                 f"prepare takes modules, optimizers, LR schedulers, DataLoaders and loss functions; "
-                f"argument {place} is {_kind(other)}."
+                f"argument {place} is {kind_of(other)}{_advice(other)}."
             )
     sorted_ = Arguments(
         given=(model, *others),
-        models=(model, *(other for other in others if _is_model(other))),
-        optimizers=tuple(other for other in others if isinstance(other, Optimizer)),
-        loaders=tuple(other for other in others if isinstance(other, DataLoader)),
+        models=_once((model, *(other for other in others if _is_model(other)))),
+        optimizers=_once(other for other in others if isinstance(other, Optimizer)),
+        loaders=_once(other for other in others if isinstance(other, DataLoader)),
     )
     _check(sorted_)
     return sorted_
+
+
+def require_module(value: object, function: str) -> None:
+    """Refuse what is no model.
+
+    Args:
+        value: What was given.
+        function: What it was given to.
+
+    Raises:
+        ArgumentError: It is no ``nn.Module``.
+    """
+    if not isinstance(value, nn.Module):
+        advice = "; unpack what prepare returned" if isinstance(value, (tuple, list)) else _advice_on_first(value, ())
+        raise ArgumentError(f"{function} takes the model, and was given {kind_of(value)}{advice}.")
+
+
+def kind_of(value: object) -> str:
+    """What a value is, as a message calls it: ``"an int"``, ``"an instance of SGD"``, ``"the class Net"``."""
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    if type(value).__module__ != "builtins":
+        return f"an instance of {name}"
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _advice_on_first(value: object, others: Iterable[object]) -> str:
+    """What to do about something that stands in the model's place."""
+    if hasattr(value, "_torchdynamo_orig_callable"):
+        # PyTorch 2.13 takes the wrapper that torch.compile(module) made for a function, and compiles its forward.
+        return (
+            " that torch.compile made: torch.compile of a compiled module gives a plain function. Pass the model itself"
+        )
+    if not isinstance(value, type) and any(isinstance(other, nn.Module) for other in others):
+        return ": the model comes first"
+    return _advice(value)
+
+
+def _advice(value: object) -> str:
+    """What to do about something that cannot be prepared, where it can be guessed what was meant."""
+    if isinstance(value, type):
+        return f": pass an instance, {value.__name__}()"
+    if isinstance(value, str):
+        return ": settings are given by name, such as backend='inductor'"
+    if isinstance(value, Dataset):
+        return ": wrap it in a DataLoader"
+    if isinstance(value, Iterator):  # of parameters() or of a loader, most likely
+        return ": pass the optimizer itself rather than parameters, and the DataLoader itself rather than its iterator"
+    if isinstance(value, (list, tuple)):
+        return ": pass each thing in it by itself"
+    return ""
+
+
+def _once(values: Iterable[T]) -> tuple[T, ...]:
+    return tuple({id(value): value for value in values}.values())
 
 
 def _is_preparable(value: Any) -> bool:
@@ -87,7 +149,3 @@ def _check(arguments: Arguments) -> None:
                 f"{type(optimizer).__name__} steps no parameter of the model: was it built for another model, "
                 "or before the model was replaced? Build it from this model's parameters()."
             )
-
-
-def _kind(value: Any) -> str:
-    return f"a {type(value).__name__}" if not isinstance(value, type) else f"the class {value.__name__}"

@@ -39,7 +39,7 @@ from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.utils import get_compilation_metrics
 
-Forward = Callable[..., Any]
+Context = Any  # torch._dynamo.eval_frame.OptimizeContext; its name moved before and is private
 
 
 @dataclass(frozen=True)
@@ -249,9 +249,6 @@ def family_of(error: Exception) -> str:
 def recompile_limit() -> int:
     """How often Dynamo recompiles one function before it runs it eager."""
     return torch._dynamo.config.recompile_limit
-
-
-Context = Any  # torch._dynamo.eval_frame.OptimizeContext; its name moved before and is private
 
 
 def _context(**kwargs: Any) -> Context:

@@ -56,14 +56,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Fault:
-    """A distribution that mentions torchrig's groups and cannot be read."""
+    """A distribution that mentions torchrig's groups and cannot be read, or a line of it that cannot."""
 
     distribution: str
     reason: str
 
 
 def scan() -> tuple[tuple[Entry, ...], tuple[Fault, ...]]:
-    """Every entry of torchrig's groups, and the distributions that could not be read.
+    """Every entry of torchrig's groups, and the distributions and lines that could not be read.
 
     Of two copies of one distribution on ``sys.path``, the first is the one that counts, as it is for imports.
     """
@@ -72,14 +72,23 @@ def scan() -> tuple[tuple[Entry, ...], tuple[Fault, ...]]:
     seen: set[str] = set()
     for distribution, text in _mentioning_torchrig():
         try:
-            name = distribution.metadata["Name"]
-            if normalise(name) in seen:
-                continue
-            seen.add(normalise(name))
-            entries.extend(_entries(text, name, distribution.version))
+            name, version = (_stated(distribution, field) for field in ("Name", "Version"))
         except Exception as error:  # another project's metadata: anything may be in it
             faults.append(Fault(_place(distribution), f"its metadata cannot be read: {error}"))
+            continue
+        if not name:
+            faults.append(Fault(_place(distribution), "it has no name, for its METADATA is missing or states none"))
+        elif normalise(name) not in seen:
+            seen.add(normalise(name))
+            lines = tuple(_entries(text, name, version))
+            entries += (line for line in lines if isinstance(line, Entry))
+            faults += (line for line in lines if isinstance(line, Fault))
     return tuple(entries), tuple(faults)
+
+
+def _stated(distribution: metadata.Distribution, field: str) -> str:
+    stated = distribution.metadata
+    return str(stated[field]).strip() if field in stated else ""  # asking for one that is missing is deprecated
 
 
 def _mentioning_torchrig() -> Iterator[tuple[metadata.Distribution, str]]:
@@ -97,15 +106,16 @@ def _place(distribution: metadata.Distribution) -> str:
     return str(getattr(path, "name", None) or distribution)
 
 
-def _entries(text: str, distribution: str, version: str) -> list[Entry]:
+def _entries(text: str, distribution: str, version: str) -> Iterator[Entry | Fault]:
     """Parse ``entry_points.txt``; the standard library's parser gives no way past one bad line."""
-    found: list[Entry] = []
     group = ""
-    for raw in text.splitlines():
+    for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.strip()
         if line.startswith("[") and line.endswith("]"):
             group = line[1:-1].strip()
         elif group in GROUPS and line and line[0] not in "#;":
             name, _, value = line.partition("=")
-            found.append(Entry(normalise(name), group, value.strip(), distribution, version))
-    return found
+            if name.strip():
+                yield Entry(normalise(name), group, value.strip(), distribution, version)
+            else:
+                yield Fault(distribution, f"line {number} of its entry_points.txt names no plugin: {line!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from torch import nn
 
 from . import optimizers as rebinding
 from . import placement, state, tree
-from .errors import AlreadyPreparedError, AmbiguousPluginError, StrategyError
+from .errors import AlreadyPreparedError, AmbiguousPluginError, StrategyError, TorchrigWarning
 from .hookspecs import Region, Wrapped
 from .plan import Draft
 from .tree import Undo
@@ -18,7 +19,8 @@ from .tree import Undo
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from .observe import KindRecord, Observation
+    from .observe import Observation
+    from .records import KindRecord
     from .settings import Settings
 
 
@@ -74,8 +76,13 @@ class Run:
         kept = state.Prepared(settings, self.draft.plan, self._observation, self.draft.hooks, live)
         for module in {id(each): each for each in (self.given, self._original, self.model)}.values():
             state.remember(module, kept)
+        for module in self.model.modules():
+            placement.drop_pending(module)  # of a part prepared before; it would be compiled along
         if self._observation is not None:
             placement.after_first_call(self.model, _check_compiled)
+        if self.model is not self._original:
+            finalizer = weakref.finalize(self.model, _warn_when_run, weakref.ref(self._original), self._observation)
+            finalizer.atexit = False
 
     def _transform(self) -> None:
         """Convert the model, then plan again: what repeats in it is what the transforms made."""
@@ -176,6 +183,23 @@ def _observe(drafted: Draft) -> Observation | None:
     policy = Policy(plan.backend, settings.on_failure, settings.on_problem.model_dump())
     backend = ObservedBackend(dynamo.configured_backend(plan.compile_kwargs), policy)
     return Observation(backend, policy, plan.compile_kwargs, plan.regions)
+
+
+def _warn_when_run(original: weakref.ref[nn.Module], observation: Observation | None) -> None:
+    """What prepare gave back is gone, and was never run: say so if the model it was made of runs instead."""
+    model = original()
+    if model is None or (observation is not None and any(record.graphs for record in observation.records.values())):
+        return
+    placement.after_first_call(model, _result_dropped)
+
+
+def _result_dropped(model: nn.Module) -> None:
+    warnings.warn(
+        f"This {type(model).__name__} was given to prepare, and what prepare gave back was dropped: the model runs as "
+        "it was. Write model = torchrig.prepare(model, ...).",
+        TorchrigWarning,
+        stacklevel=2,
+    )
 
 
 def _check_compiled(model: nn.Module) -> None:

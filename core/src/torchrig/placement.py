@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from .errors import RegionError
 from .tree import Undo
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ def put_layer(module: nn.Module, function: Forward, layer: Layer) -> Undo:
     """Bind ``function`` as the instance's ``forward``; goes past ``__setattr__``, which a user's class may define."""
     before = module.__dict__.get("forward", _MISSING)
     function.__dict__[_LAYER] = layer
+    function.__name__ = "forward"  # a bound method is pickled as its object and this name
     module.__dict__["forward"] = types.MethodType(function, module)
     return lambda: _restore(module, "forward", before)
 
@@ -117,6 +120,7 @@ def take_layers(module: nn.Module) -> None:
         _restore(module, "forward", _MISSING if layer.under is None else layer.under.on(module))
         if layer.taken is not None:
             layer.taken(module)
+    drop_pending(module)
 
 
 def after_first_call(module: nn.Module, action: Callable[[nn.Module], None]) -> None:
@@ -139,6 +143,13 @@ def after_first_call(module: nn.Module, action: Callable[[nn.Module], None]) -> 
     module.__dict__[IN_PLACE] = first
 
 
+def drop_pending(module: nn.Module) -> None:
+    """Take off what :func:`after_first_call` left on a module that was not called since."""
+    for key, hook in tuple(module._forward_hooks.items()):
+        if isinstance(hook, _Once):
+            del module._forward_hooks[key]
+
+
 class _Once:
     """A forward hook that takes itself off, on a copy of the module too."""
 
@@ -146,9 +157,7 @@ class _Once:
         self._action = action
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        for key, hook in tuple(module._forward_hooks.items()):
-            if isinstance(hook, _Once):
-                del module._forward_hooks[key]
+        drop_pending(module)
         self._action(module)
 
 
@@ -170,7 +179,12 @@ class RegionCompiler:
     def compile(self, module: nn.Module, placement: str) -> tuple[nn.Module, Undo]:
         """Compile one instance; returns what takes its place (itself, but for ``wrap``) and how to undo it."""
         if placement == "auto":
-            placement = "forward" if under(module) is None else "inplace"
+            placement = "forward" if under(module) is None and _is_plain(type(module)) else "inplace"
+        if placement == "forward" and not _is_plain(type(module)):
+            raise RegionError(
+                f"The forward of {type(module).__name__} is no plain method, so it cannot be bound to an instance. "
+                "Leave placement to 'auto', or use 'inplace' or 'wrap'."
+            )
         if placement == "wrap":
             return self._wrap(module)
         put = self._put_forward if placement == "forward" else self._put_inplace
@@ -212,17 +226,24 @@ class RegionCompiler:
         return dynamo.watched_context(
             self._record,
             backend=self._observation.backend,
-            fullgraph=self._kwargs["fullgraph"],
+            fullgraph=self._kwargs["fullgraph"] and not self._record.falls_back,
             dynamic=self._kwargs["dynamic"],
             guard_filter_fn=(self._kwargs.get("options") or {}).get("guard_filter_fn"),
         )
 
 
+def _is_plain(cls: type[nn.Module]) -> bool:
+    """Whether the class's ``forward`` is a function that takes the instance first."""
+    forward = inspect.getattr_static(cls, "forward")
+    return callable(forward) and not isinstance(forward, (staticmethod, classmethod))
+
+
 class _CopiesCompiled:
     """Stands in ``__deepcopy__`` of a module compiled in place, and compiles the copy too.
 
-    ``nn.Module.__getstate__`` leaves the compiled call behind, so a plain copy of such a module would run eager.
-    Pickled, it becomes ``None``, which ``copy.deepcopy`` takes for no method at all.
+    ``nn.Module.__getstate__`` leaves the compiled call behind, so a plain copy of such a module would run eager. So
+    does a copy of a module with a ``__deepcopy__`` of its own, which stays.
+    Pickled, this becomes ``None``, which ``copy.deepcopy`` takes for no method at all.
     """
 
     def __init__(self, module: nn.Module, context: Any, layer: Layer) -> None:
@@ -235,7 +256,8 @@ class _CopiesCompiled:
         call = self._context(self._module._call_impl)
         call.__dict__[_LAYER] = self._layer
         self._module.__dict__[IN_PLACE] = call
-        self._module.__dict__["__deepcopy__"] = self
+        if getattr(self._module, "__deepcopy__", None) is None:
+            self._module.__dict__["__deepcopy__"] = self
 
     def __call__(self, memo: dict[int, Any]) -> nn.Module:
         del self._module.__dict__["__deepcopy__"]

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from . import usercompile
 from .arguments import Arguments, sort
-from .errors import BackendUnavailable, PluginLoadError, SettingsError
+from .errors import ArgumentError, BackendUnavailable, PluginLoadError, SettingsError
 from .hookspecs import BackendInfo, CompileRequest, Plan, Region, Step, StrategyInfo
 from .tree import Undo
 
@@ -122,6 +123,8 @@ def _draft(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
     device = _device(settings)
     _check_backend(chosen.backend, device, training=bool(arguments.optimizers_of(model)))
     off = tuple(_switched_off(settings)) if chosen.compiles else ()
+    if chosen.compiles and not off:
+        _refuse_lazy(model)
     compiles = chosen.compiles and not off
     hooks = make_manager((*chosen.transforms, chosen.backend, chosen.strategy))
     kwargs = _compile_kwargs(chosen.backend, hooks, settings, device)
@@ -210,6 +213,16 @@ def _switched_off(settings: Settings) -> Iterator[str]:
         yield f"disable=True (from {settings.origin('disable')}): nothing is compiled."
     if os.environ.get("TORCHDYNAMO_DISABLE", "") == "1":
         yield "TORCHDYNAMO_DISABLE=1 is set in the environment: nothing is compiled."
+
+
+def _refuse_lazy(model: nn.Module) -> None:
+    """Dynamo restores the random state after it traced a lazy module's initialisation: all blocks would start alike."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ArgumentError(
+                f"{name!r} has no shape yet, and compiled, its initial values would not be eager's. "
+                "Run one batch through the model first."
+            )
 
 
 def _regions(model: nn.Module, settings: Settings) -> tuple[Region, ...]:

@@ -42,13 +42,14 @@ def first_line(text: str) -> str:
 
 
 _HINTS = (
+    ("cache", "It is a cache's state: pass use_cache=False while training; while generating, let the cache be static."),
+    ("past_key_value", "Pass use_cache=False while training."),
+    ("___check_type_id", "Its instances hold modules of different classes; parametrized modules have one class each."),
     ("requires_grad", "Its inputs differ in requires_grad between calls, as behind a frozen embedding."),
     ("size mismatch", "Its input's shape varies: pass dynamic=True, or pad to one shape."),
     ("stride mismatch", "Its input's strides vary: make it contiguous before the block."),
     ("grad_mode", "It runs with and without gradients; each needs a graph."),
     ("_forward_hooks", "A hook was put on one of its children after the first call."),
-    ("use_cache", "Pass use_cache=False while training."),
-    ("past_key_value", "Pass use_cache=False while training."),
     ("==", "Its instances differ in this value, so each value needs a graph: make it an argument, or split the class."),
 )
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from . import placement, state
+from .arguments import require_module
 from .errors import TorchrigError
 from .problems import first_line, hint_for
 
 if TYPE_CHECKING:
-    from .observe import KindRecord, Observation
+    from .observe import Observation
+    from .records import KindRecord
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,10 @@ def report(model: nn.Module) -> Report:
             their counts.
 
     Raises:
+        ArgumentError: It is no model.
         TorchrigError: The model was not prepared.
     """
+    require_module(model, "report")
     prepared = state.recall(model)
     if prepared is not None:
         plan = prepared.plan
@@ -196,10 +200,20 @@ def _kind_report(record: KindRecord) -> KindReport:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether this very module runs compiled: by torchrig, ``torch.compile(module)`` or ``module.compile()``."""
+    """Whether this very module runs compiled: by torchrig, ``torch.compile(module)`` or ``module.compile()``.
+
+    Raises:
+        ArgumentError: It is no module.
+    """
+    require_module(module, "is_compiled")
     return placement.is_compiled(module)
 
 
 def has_compiled_regions(model: nn.Module) -> bool:
-    """Whether some module inside ``model``, or ``model`` itself, runs compiled."""
+    """Whether some module inside ``model``, or ``model`` itself, runs compiled.
+
+    Raises:
+        ArgumentError: It is no module.
+    """
+    require_module(model, "has_compiled_regions")
     return any(placement.is_compiled(module) for module in model.modules())

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 from torch import nn
 
 from . import placement, state
+from .arguments import require_module
+from .errors import RegionError, TorchrigWarning
 
 
 def unwrap(model: nn.Module, *, keep_compile: bool = True) -> nn.Module:
@@ -21,13 +25,38 @@ def unwrap(model: nn.Module, *, keep_compile: bool = True) -> nn.Module:
 
     Returns:
         The original object; ``unwrap(prepare(model)) is model``.
+
+    Raises:
+        ArgumentError: It is no model.
     """
+    require_module(model, "unwrap")
     original = _peel(model, keep_compile)
     if not keep_compile:
+        _warn_of_patches(model, original)
         _strip(original)
         for module in (model, original):
             state.forget(module)
     return original
+
+
+def _warn_of_patches(model: nn.Module, original: nn.Module) -> None:
+    """A ``forward`` that was patched over torchrig's since may call it, and nobody can take it from under there."""
+    from .regions import resolve
+
+    prepared = state.recall(model)
+    for region in () if prepared is None else prepared.plan.regions:
+        for name in region.instances:
+            try:
+                module = resolve(original, name)
+            except RegionError:  # not there any more
+                continue
+            if not placement.is_compiled(module) and placement.under(module) is not None:
+                warnings.warn(
+                    f"The forward of {name or type(module).__name__!r} was replaced after prepare. What stands there "
+                    "now is left alone; if it calls the forward that was there before, that one stays compiled.",
+                    TorchrigWarning,
+                    stacklevel=3,
+                )
 
 
 def _peel(model: nn.Module, keep_compile: bool) -> nn.Module:

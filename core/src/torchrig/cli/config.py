@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchrig.errors import SettingsError
-
 if TYPE_CHECKING:
     from torchrig.settings import Row, Settings
 
@@ -23,10 +21,7 @@ def config() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(file: str | None, as_json: bool) -> None:
     """Print every setting with its value and its origin."""
-    try:
-        rows = _settings(file).rows()
-    except SettingsError as error:
-        raise click.ClickException(str(error)) from None
+    rows = _settings(file).rows()
     click.echo(_json(rows) if as_json else _table(rows))
 
 

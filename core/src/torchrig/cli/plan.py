@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +9,19 @@ import click
 
 from torchrig.errors import ArgumentError
 
+from .factory import build
+
 
 @click.command()
 @click.argument("factory", metavar="MODULE:FACTORY")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="A YAML file of settings.")
-@click.option("--set", "pairs", metavar="NAME=VALUE", multiple=True, help="A single setting; may be given again.")
+@click.option(
+    "--set",
+    "pairs",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A single setting; may be given again. VALUE is read as in a YAML file, NAME.KEY or NAME__KEY sets one key.",
+)
 @click.option("--strategy", help="The strategy; short for --set strategy=...")
 @click.option("--backend", help="The compile backend; short for --set backend=...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -35,39 +41,27 @@ def plan(
     click.echo(made.to_json() if as_json else str(made))
 
 
-def build(factory: str) -> Any:
-    """Build the model that ``"module:attribute"`` names; the module is looked for in the working directory too.
-
-    Raises:
-        ArgumentError: The name has no such form, or nothing of that name is there.
-    """
-    module, _, attribute = factory.partition(":")
-    if not module or not attribute:
-        raise ArgumentError(f"{factory!r} must have the form module:factory, such as train:build_model.")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Any = importlib.import_module(module)
-        for name in attribute.split("."):
-            found = getattr(found, name)
-    except (ImportError, AttributeError) as error:
-        raise ArgumentError(f"{factory!r} cannot be found: {error}.") from error
-    finally:
-        sys.path.pop(0)
-    from torch import nn
-
-    return found if isinstance(found, nn.Module) else found()
-
-
 def _parsed(pairs: tuple[str, ...]) -> dict[str, Any]:
-    import yaml
+    """The settings that ``--set`` gives; a whole mapping is set before a key in it, as with variables."""
+    from torchrig.settings.layers import Layer, put
+    from torchrig.settings.yamlfile import parse_value
 
-    parsed = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ArgumentError(f"--set {pair!r} must have the form name=value.")
-        parsed[name.strip()] = yaml.safe_load(value)
-    return parsed
+    layer = Layer()
+    for path, name, value in sorted((_split(pair) for pair in pairs), key=lambda each: len(each[0])):
+        put(layer, path, parse_value(value, f"--set {name}"), f"--set {name}")
+    return layer.values
+
+
+def _split(pair: str) -> tuple[list[str], str, str]:
+    """``"on_problem.graph_break=raise"`` -> the path of names, the name as given, and the value's text."""
+    given, equals, value = pair.partition("=")
+    name = given.strip()
+    path = name.replace("__", ".").split(".")
+    if path[0] == "options":  # its keys have dots of their own
+        path = name.replace("__", ".", 1).split(".", 1)
+    if not equals or not all(path):
+        raise ArgumentError(f"--set {pair!r} must have the form name=value.")
+    return path, name, value
 
 
 def _given(**options: str | None) -> dict[str, str]:

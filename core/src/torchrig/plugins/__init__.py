@@ -2,7 +2,8 @@
 
 Which entry point a name means, and the typed error where it means none: :mod:`.selection`. From entry point to checked
 plugin: :mod:`.loading`. What is no plugin of torchrig's dressed as one: :mod:`.foreign`. Mode and options against what
-a backend takes: :mod:`.request`. One hook of one plugin, its answer checked: :mod:`.asking`. The lists that the command line prints: :mod:`.inventory`.
+a backend takes: :mod:`.request`. One hook of one plugin, its answer checked: :mod:`.asking`. The lists that the command
+line prints: :mod:`.inventory`.
 """
 
 from .asking import ask

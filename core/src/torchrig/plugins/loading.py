@@ -102,10 +102,13 @@ def unavailable_reason(entry: Entry, plugin: Plugin) -> str | None:
     """What the plugin's probe says.
 
     Raises:
-        PluginLoadError: The probe itself raised.
+        PluginLoadError: The probe itself raised, or answered with something else than a text or ``None``.
     """
     try:
-        return plugin.info.unavailable_reason()
+        reason: object = plugin.info.unavailable_reason()
+        if reason is None or (isinstance(reason, str) and reason.strip()):
+            return reason
+        raise NotAPlugin(f"its probe must return the reason as text, or None, and returned {reason!r:.80}")
     except (Exception, SystemExit) as error:
         raise broken(entry, error) from error
 
@@ -145,6 +148,10 @@ def _import(entry: Entry) -> Any:
 
 def _described(kind: Kind, entry: Entry, hooks: object) -> Info:
     manager = empty_manager()
+    if type(hooks).__hash__ is None:
+        raise NotAPlugin(
+            "the object cannot be hashed, which pluggy needs; a dataclass can with frozen=True or eq=False"
+        )
     manager.register(hooks, entry.name)
     manager.check_pending()
     implemented = {caller.name for caller in manager.get_hookcallers(hooks) or ()}

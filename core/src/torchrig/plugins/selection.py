@@ -123,23 +123,27 @@ def load_transform(name: str) -> Plugin:
 def make_manager(plugins: Iterable[Plugin]) -> pluggy.PluginManager:
     """One manager with these plugins alone, registered in this order under their names.
 
-    A plugin given twice is registered once; a backend that has the name of a strategy or transform is registered as
-    ``"<name> (backend)"``.
+    A plugin given twice is registered once. Names are unique within a group only: a plugin whose name one before it has
+    is registered as ``"<name> (<group's word>)"``, as in ``"single (strategy)"``.
 
     Raises:
         PluginLoadError: A plugin implements a hook torchrig does not have, or with arguments the hook does not have.
     """
     wanted = tuple({id(each.hooks): each for each in plugins}.values())
-    taken = {each.name for each in wanted if each.group != BACKENDS}
     manager = empty_manager()
     for each in wanted:
-        clash = each.group == BACKENDS and each.name in taken
         try:
-            manager.register(each.hooks, f"{each.name} (backend)" if clash else each.name)
+            manager.register(each.hooks, _free_name(each, manager))
             manager.check_pending()
-        except pluggy.PluginValidationError as error:
+        except (pluggy.PluginValidationError, ValueError) as error:  # ValueError: it equals one that is registered
             raise PluginLoadError(f"Plugin {each.name!r} does not fit torchrig's hooks: {error}") from error
     return manager
+
+
+def _free_name(plugin: Plugin, manager: pluggy.PluginManager) -> str:
+    word = KINDS[plugin.group].word
+    names = (plugin.name, f"{plugin.name} ({word})", *(f"{plugin.name} ({word} {count})" for count in range(2, 1000)))
+    return next(name for name in names if not manager.has_plugin(name))
 
 
 def switched_off(entry: Entry) -> str | None:

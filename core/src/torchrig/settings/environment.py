@@ -15,7 +15,7 @@ from torchrig.catalogue import known_names
 from torchrig.errors import SettingsError
 from torchrig.spelling import nearest
 
-from .layers import OLD_REGIONS, Copier, Layer, is_plugin, spread_on_problem, tidy
+from .layers import OLD_REGIONS, Layer, is_plugin, put, tidy
 from .sources import Source
 from .values import REGION_WORDS, Spelled
 
@@ -23,7 +23,7 @@ PREFIX = "TORCHRIG_"
 CONFIG_VARIABLE = "TORCHRIG_CONFIG"
 # Variables that are read elsewhere, and are no settings.
 OTHER_VARIABLES = frozenset(
-    {CONFIG_VARIABLE, "TORCHRIG_PLUGINS", "TORCHRIG_DISABLE_PLUGINS", "TORCHRIG_STRICT_PLUGINS", "TORCHRIG_QUIET"}
+    {CONFIG_VARIABLE, "TORCHRIG_PLUGINS", "TORCHRIG_DISABLE_PLUGINS", "TORCHRIG_STRICT_PLUGINS"}
 )
 
 
@@ -37,7 +37,7 @@ class Environment(Source):
         for name in sorted(ours, key=lambda each: (each.count("__"), each)):
             path = self._path(name)
             if os.environ[name].strip():
-                _put(layer, path, self._value(path, os.environ[name], name), name)
+                put(layer, path, self._value(path, os.environ[name], name), _origin(name))
         return tidy(layer, self.fields)
 
     def _path(self, name: str) -> list[str]:
@@ -53,9 +53,11 @@ class Environment(Source):
 
     def _nearest(self, name: str) -> str | None:
         """The variable most like ``name``; the prefix, which all share, is left out of the comparison."""
-        first, _, inner = name.removeprefix(PREFIX).partition("__")
+        first, leads_on, inner = name.removeprefix(PREFIX).partition("__")
         others = (each.removeprefix(PREFIX) for each in OTHER_VARIABLES)
-        likely = nearest(first, (*self.fields, OLD_REGIONS, *others)) or nearest(first, known_names())
+        likely = nearest(first, (*self.fields, OLD_REGIONS, *others))
+        if likely is None and (leads_on or os.environ[name].lstrip().startswith("{")):  # meant as a plugin's block
+            likely = nearest(first, known_names())
         if likely is None:
             return None
         takes_inner = inner and likely not in self.fields and is_plugin(likely)
@@ -82,23 +84,6 @@ class Environment(Source):
         if spelled.form == "mapping" and path[0] != "on_problem":
             return _json(text, name)
         return _json(text, name) if text.lstrip().startswith("{") else text
-
-
-def _put(layer: Layer, path: list[str], value: Any, name: str) -> None:
-    """Set one value, making the mappings that lead to it."""
-    inside = layer.values
-    for index, key in enumerate(path[:-1]):
-        inside = inside.setdefault(key, {})
-        outer = ".".join(path[: index + 1])
-        layer.origins.setdefault(outer, _origin(name))
-        if not isinstance(inside, dict):
-            raise SettingsError(
-                f"{_printable(name)} sets a part of {outer}, which {layer.origins[outer]} sets to a single value.",
-                setting=".".join(path),
-                origin=_origin(name),
-            )
-    spread = spread_on_problem(value) if path == ["on_problem"] else value
-    inside[path[-1]] = Copier(_origin(name), layer.origins).copy(spread, tuple(path))
 
 
 def _list_value(text: str, name: str, words: tuple[str, ...]) -> Any:

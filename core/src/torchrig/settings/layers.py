@@ -6,7 +6,7 @@ A name that is no setting is refused here, where it is still known who wrote it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,33 @@ class Copier:
         raise SettingsError(f"{at[0]} has a key that is no text: {shown(key)}.", setting=at[0], origin=self._origin)
 
 
+def put(layer: Layer, path: Sequence[str], value: Any, origin: str) -> None:
+    """Set one value, making the mappings that lead to it.
+
+    Args:
+        layer: Where to.
+        path: The setting, and the keys that lead into it.
+        value: The value.
+        origin: Where it came from.
+
+    Raises:
+        SettingsError: What the path leads through was set to a single value before.
+    """
+    inside = layer.values
+    for index, key in enumerate(path[:-1]):
+        inside = inside.setdefault(key, {})
+        outer = ".".join(path[: index + 1])
+        layer.origins.setdefault(outer, origin)
+        if not isinstance(inside, dict):
+            raise SettingsError(
+                f"{path[-1]!r} is to be set in {outer}, which {layer.origins[outer]} sets to a single value.",
+                setting=".".join(path),
+                origin=origin,
+            )
+    spread = spread_on_problem(value) if list(path) == ["on_problem"] else value
+    inside[path[-1]] = Copier(origin, layer.origins).copy(spread, tuple(path))
+
+
 def tidy(layer: Layer, fields: Collection[str]) -> Layer:
     """Give every top-level name its place: a setting, the old name of one, or a plugin's block.
 
@@ -137,7 +164,7 @@ def _take_block(made: Layer, name: str, value: Any, fields: Collection[str]) -> 
     plugin, origin = canonical(name), made.origins[name]
     blocks = made.values.setdefault(BLOCKS, {})
     if plugin in fields or not is_plugin(plugin):
-        raise _unknown_setting(name, origin, fields)
+        raise _unknown_setting(name, value, origin, fields)
     if plugin in blocks:
         raise SettingsError(f"The block of plugin {plugin!r} is there twice.", setting=plugin, origin=origin)
     if value is not None and not isinstance(value, dict):
@@ -158,8 +185,10 @@ def _rename_origins(origins: dict[str, str], name: str, plugin: str) -> None:
             origins[plugin + each.removeprefix(name)] = where
 
 
-def _unknown_setting(name: str, origin: str, fields: Collection[str]) -> SettingsError:
-    likely = nearest(name, fields) or nearest(canonical(name), known_names())
+def _unknown_setting(name: str, value: Any, origin: str, fields: Collection[str]) -> SettingsError:
+    likely = nearest(name, fields)
+    if likely is None and isinstance(value, dict):  # only a mapping can have been meant as a plugin's block
+        likely = nearest(canonical(name), known_names())
     return SettingsError(
         f"There is no setting {shown(name)}.", setting=name, origin=origin, choices=sorted(fields), nearest=likely
     )

@@ -106,6 +106,9 @@ def name(value: Any) -> str:
 
 def backend(value: Any) -> str | Callable[..., Any]:
     """The name of a backend, normalised, or a callable as it is."""
+    if isinstance(value, type) and issubclass(value, Enum):  # callable, and no compiler
+        members = [str(member.value) for member in value]
+        raise Refused(f"must be one member of {value.__name__}, and is the class itself.", choices=members)
     if isinstance(value, (str, Enum)) or not callable(value):
         try:
             return name(value)

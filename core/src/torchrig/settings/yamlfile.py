@@ -88,8 +88,39 @@ def read(path: str, named_by: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 def parse(text: str, path: str) -> tuple[dict[str, Any], dict[str, str]]:
     """As :func:`read`, from text; ``path`` is what origins call the file."""
+    root = _compose(text, path)
+    if root is None:
+        return {}, {}
+    builder = _Builder(path)
+    values = builder.value(root, ())
+    if values is None:
+        return {}, {}
+    if not isinstance(values, dict):
+        raise builder.error("the file must be a mapping from settings to values", root)
+    return values, builder.origins
+
+
+def parse_value(text: str, origin: str) -> Any:
+    """One value, read as it would be in a file.
+
+    Args:
+        text: The value as YAML.
+        origin: Where the text came from.
+
+    Raises:
+        SettingsError: It is no YAML.
+    """
     try:
-        root = yaml.compose(text, Loader=_CoreLoader)
+        root = _compose(text, origin)
+        return None if root is None else _Builder(origin).value(root, ())
+    except SettingsError as error:
+        error.origin = origin  # without the line
+        raise
+
+
+def _compose(text: str, path: str) -> yaml.Node | None:
+    try:
+        root: yaml.Node | None = yaml.compose(text, Loader=_CoreLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 1
@@ -101,15 +132,7 @@ def parse(text: str, path: str) -> tuple[dict[str, Any], dict[str, str]]:
     except (RecursionError, ValueError, IndexError) as error:
         # PyYAML recurses once a level, and its scanner lets some malformed escapes through as these.
         raise SettingsError(f"{path} is no valid YAML: {type(error).__name__}.", origin=f"{path}:1") from None
-    if root is None:
-        return {}, {}
-    builder = _Builder(path)
-    values = builder.value(root, ())
-    if values is None:
-        return {}, {}
-    if not isinstance(values, dict):
-        raise builder.error("the file must be a mapping from settings to values", root)
-    return values, builder.origins
+    return root
 
 
 class _Builder:
