@@ -92,7 +92,7 @@ def test_what_cannot_be_prepared_is_refused() -> None:
     other = torch.optim.SGD(Stack().parameters(), lr=0.1)
     for arguments, message in [
         (("text",), "an nn.Module first.*a str"),
-        ((model, 3), "argument 2 is a int"),
+        ((model, 3), "argument 2 is an int"),
         ((model, Stack), "the class Stack"),
         ((model, other), "SGD steps no parameter of the model"),
         ((torch.jit.trace(model, torch.ones(1, 4)),), "TorchScript"),
