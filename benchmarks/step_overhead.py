@@ -14,6 +14,7 @@ import statistics
 import time
 import types
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch._dynamo
@@ -52,9 +53,10 @@ class Stack(nn.Module):
         return x
 
 
-def bare(model: Stack, backend: str, flags: dict[str, object]) -> Stack:
+def bare(model: Stack, backend: str, flags: dict[str, Any]) -> Stack:
     """Bind one compiled forward to each block, and trace it under the flags."""
-    compiled = torch.compile(Block.forward, backend=backend, isolate_recompiles=True)
+    compile_apart: Any = torch.compile  # isolate_recompiles is not in its typed signature (torch 2.13)
+    compiled = compile_apart(Block.forward, backend=backend, isolate_recompiles=True)
     for layer in model.layers:
         layer.forward = types.MethodType(compiled, layer)
     with torch._dynamo.config.patch(**flags):
