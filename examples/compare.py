@@ -1,14 +1,18 @@
 """The demo: train one model eager, compiled whole and compiled by regions, and compare.
 
-Runs ``train.py`` three times, each in a fresh process with an empty compile cache of its own; prints one table, draws
-the losses and the times, then loads the checkpoint into the bare model and lets it continue a line of code.
+Runs ``train.py`` three times, each in a fresh process with an empty compile cache of its own. Their first steps come
+one after the other, each alone on the machine; after that the three take turns, a few steps each, so that a machine
+that grows slower meanwhile is as slow for all. Prints one table, draws the losses and the times, then loads the
+checkpoint into the bare model and lets it continue a line of code.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,7 +29,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 TRAIN = Path(__file__).with_name("train.py")
-WARM = 10  # steps left out of the steady time: compiling, allocating, settling
+WARM = 8  # steps left out of the steady time: compiling, allocating, settling
+TURN = 6  # steps that a training makes before it is stopped and the next one goes on
 PROMPT = "def __init__(self, "
 
 
@@ -58,8 +63,11 @@ class Run:
 
     @property
     def steady(self) -> float:
-        """Milliseconds of a step once warm: the median, which a busy moment of the machine does not move."""
-        return 1e3 * statistics.median(self.seconds[WARM:])
+        """Milliseconds of a step once warm: the median, which a busy moment of the machine does not move.
+
+        The first step of each turn is left out: it had begun when the training was stopped.
+        """
+        return 1e3 * statistics.median(own for index, own in enumerate(self.seconds[WARM:]) if index % TURN)
 
 
 def main() -> None:
@@ -70,8 +78,9 @@ def main() -> None:
         console.width = 110
     started = time.perf_counter()
     checkpoint = options.output / "model.pt"
-    with progress_of(console, options.steps) as shown:
-        runs = [train(setup, options, checkpoint, shown) for setup in SETUPS]
+    with progress_of(console, options.steps) as shown, contextlib.ExitStack() as stack:
+        trainings = [stack.enter_context(training(setup, options, checkpoint)) for setup in SETUPS]
+        runs = take_turns(trainings, shown)
     console.print(table(runs))
     draw(runs, options.output)
     console.print(f"The regions' checkpoint, in the bare model, continues {PROMPT!r}:")
@@ -90,21 +99,21 @@ class Shown:
 
     def __init__(self, console: Console, steps: int, bars: Progress | None) -> None:
         self.console, self.steps, self.bars = console, steps, bars
-        self.task: TaskID | None = None
+        self.tasks: dict[str, TaskID] = {}
 
     def start(self, name: str) -> None:
         """A training begins; its first step compiles, so nothing may move for a while."""
         if self.bars is not None:
-            self.task = self.bars.add_task(name, total=self.steps, note="first step")
+            self.tasks[name] = self.bars.add_task(name, total=self.steps, note="first step")
         else:
             self.console.print(f"{name}: first step ...", highlight=False)
 
-    def step(self, number: int, line: str) -> None:
+    def step(self, name: str, number: int, line: str) -> None:
         """Step ``number`` is done; ``line`` is what ``train.py`` says of it."""
-        if self.bars is not None and self.task is not None:
-            self.bars.update(self.task, completed=number, note=line.partition("  ")[2])
+        if self.bars is not None:
+            self.bars.update(self.tasks[name], completed=number, note=line.partition("  ")[2])
         elif number == 1 or number % 20 == 0:
-            self.console.print(f"  {line}", highlight=False)
+            self.console.print(f"  {name:8} {line}", highlight=False)
 
 
 @contextmanager
@@ -117,15 +126,68 @@ def progress_of(console: Console, steps: int) -> Iterator[Shown]:
         yield Shown(console, steps, bars)
 
 
-def train(setup: Setup, options: argparse.Namespace, checkpoint: Path, shown: Shown) -> Run:
-    """Run ``train.py`` in a process of its own, with an empty Inductor cache."""
+@dataclass
+class Training:
+    """``train.py`` in a process of its own, which can be made to wait."""
+
+    name: str
+    command: list[str]
+    variables: dict[str, str]
+    log: Path
+    steps: int
+    done: int = 0
+    process: subprocess.Popen[str] | None = None
+
+    def go_on(self, until: int, shown: Shown) -> None:
+        """Run until step ``until`` is done, then wait; if the training fails, say everything that it said and stop."""
+        if self.process is None:
+            shown.start(self.name)
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            self.process = subprocess.Popen(self.command, env=self.variables, text=True, **pipes)  # type: ignore[call-overload]
+        else:
+            self.process.send_signal(signal.SIGCONT)
+        said: list[str] = []
+        for line in self.process.stdout or ():
+            said.append(line)
+            if line.startswith("step "):
+                self.done = int(line.split()[1].partition("/")[0])
+                shown.step(self.name, self.done, line.rstrip())
+                if self.done == until < self.steps:
+                    self.process.send_signal(signal.SIGSTOP)
+                    return
+        if self.process.wait():
+            sys.exit(f"{''.join(said)}\n{' '.join(self.command)} failed with exit status {self.process.returncode}")
+
+    def result(self) -> Run:
+        """What was measured."""
+        return Run(self.name, **json.loads(self.log.read_text()))
+
+
+@contextmanager
+def training(setup: Setup, options: argparse.Namespace, checkpoint: Path) -> Iterator[Training]:
+    """A training with an empty Inductor cache; ended with the block, if it has not ended by itself."""
     log = options.output / f"{setup.name}.json"
     flags = ["--backend", setup.backend, "--regions", setup.regions, "--steps", str(options.steps)]
     command = [sys.executable, str(TRAIN), *flags, "--checkpoint", str(checkpoint), "--log", str(log)]
-    shown.start(setup.name)
-    with tempfile.TemporaryDirectory(prefix="torchrig-demo-") as cache:
-        follow(command, environment(cache), shown)
-    return Run(setup.name, **json.loads(log.read_text()))
+    with tempfile.TemporaryDirectory(prefix="torchrig-demo-", ignore_cleanup_errors=True) as cache:
+        made = Training(setup.name, command, environment(cache), log, options.steps)
+        try:
+            yield made
+        finally:
+            if made.process is not None and made.process.poll() is None:
+                made.process.kill()
+                made.process.wait()
+
+
+def take_turns(trainings: list[Training], shown: Shown) -> list[Run]:
+    """Warm each training up alone, then let them go on in turns until all are done."""
+    for each in trainings:
+        each.go_on(WARM, shown)
+    while any(each.done < each.steps for each in trainings):
+        for each in trainings:
+            if each.done < each.steps:
+                each.go_on(each.done + TURN, shown)
+    return [each.result() for each in trainings]
 
 
 def environment(cache: str) -> dict[str, str]:
@@ -135,21 +197,8 @@ def environment(cache: str) -> dict[str, str]:
     return {**kept, "TORCHINDUCTOR_CACHE_DIR": cache}
 
 
-def follow(command: list[str], variables: dict[str, str], shown: Shown) -> None:
-    """Run a command and show its steps as they come; if it fails, say everything that it said and stop."""
-    said: list[str] = []
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, env=variables, text=True, **pipes) as process:  # type: ignore[call-overload]
-        for line in process.stdout:
-            said.append(line)
-            if line.startswith("step "):
-                shown.step(int(line.split()[1].partition("/")[0]), line.rstrip())
-    if process.returncode:
-        sys.exit(f"{''.join(said)}\n{' '.join(command)} failed with exit status {process.returncode}")
-
-
 def table(runs: list[Run]) -> Table:
-    caption = f"first step: compiling included; steady: median of the steps after the first {WARM}"
+    caption = f"first step: compiling included; steady: median of the steps after the first {WARM}, in turns"
     made = Table(title="12-layer byte-level Llama, trained on the standard library", caption=caption)
     for name in ("run", "first step s", "steady ms/step", "graphs", "breaks", "peak memory MB", "final loss"):
         made.add_column(name, justify="left" if name == "run" else "right")
@@ -211,14 +260,14 @@ def continue_text(checkpoint: Path, length: int = 80) -> str:
     tokens = torch.tensor([list(PROMPT.encode())])
     with torch.no_grad():
         for _ in range(length):
-            likely = torch.softmax(model(tokens[:, -CONTEXT:])[:, -1] / 0.5, dim=-1)
+            likely = torch.softmax(model(tokens[:, -CONTEXT:])[:, -1] / 0.9, dim=-1)
             tokens = torch.cat((tokens, torch.multinomial(likely, 1, generator=generator)), dim=1)
     return bytes(tokens[0].tolist()).decode(errors="replace")
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare eager training, whole-model compile and compiled regions.")
-    parser.add_argument("--steps", type=int, default=60, help=f"training steps of each run, more than {WARM}")
+    parser.add_argument("--steps", type=int, default=56, help=f"training steps of each run, more than {WARM}")
     parser.add_argument("--output", type=Path, default=Path("demo-output"), help="where plots, logs and checkpoint go")
     options = parser.parse_args()
     if options.steps <= WARM:
