@@ -120,9 +120,8 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def what_shows(model: nn.Module) -> tuple[object, ...]:
-    attributes = sorted(
-        name for name in dir(model) if not name.startswith("___")
-    )  # Dynamo leaves one such on the class
+    # Dynamo, and copying, mark classes with names that begin so.
+    attributes = sorted(name for name in dir(model) if not name.startswith("__"))
     return type(model), type(model).__name__, str(inspect.signature(model.forward)), attributes
 
 
