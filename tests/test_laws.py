@@ -121,7 +121,7 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 def what_shows(model: nn.Module) -> tuple[object, ...]:
     # Dynamo, and copying, mark classes with names that begin so.
-    attributes = sorted(name for name in dir(model) if not name.startswith("__"))
+    attributes = {name for name in dir(model) if not name.startswith("__")}
     return type(model), type(model).__name__, str(inspect.signature(model.forward)), attributes
 
 
