@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import toys
 from torch import nn
 
 import torchrig
@@ -74,27 +75,19 @@ def compile_region(module, region, kwargs, plan):
 """
 
 
-class Block(nn.Module):
+class Block(toys.Block):
+    """With a module for its activation, which a transform can replace."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(4, 4)
         self.act = nn.ReLU()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.act(self.linear(x))
 
 
-class Stack(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.layers = nn.ModuleList(Block() for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
-        for layer in self.layers:
-            x = layer(x)
-        return x
+def Stack() -> toys.Stack:
+    return toys.Stack(Block)
 
 
 @pytest.fixture
