@@ -201,6 +201,13 @@ def test_case_16_nine_static_shapes_reach_the_limit_naming_region_and_guard(how:
     assert report.recompiles == 7 and "recompile limit" in report["Block"].fallbacks[0]
 
 
+def test_case_16_the_limit_is_ignored_where_the_settings_say_so_and_still_reported() -> None:
+    model = prepare(Stack(), dynamic=False, on_problem="ignore")
+    for size in range(2, 11):
+        model(torch.ones(size, 4))
+    assert "recompile limit" in torchrig.report(model)["Block"].fallbacks[0]
+
+
 def test_recompiles_are_told_with_their_guard() -> None:
     model = prepare(Stack(Varies))
     for size in (2, 3, 4, 5):

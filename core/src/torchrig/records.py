@@ -122,7 +122,8 @@ class KindRecord:
 
     def _note_recompile(self, recompile: Recompile) -> None:
         self.recompiles.append(recompile)
-        if len(self.recompiles) == RECOMPILES_WORTH_A_WARNING:
+        told = self.policy.on_problem["recompile_limit"] != "ignore"
+        if told and len(self.recompiles) == RECOMPILES_WORTH_A_WARNING:
             self.policy.warn(
                 f"Region {self.region.kind} was recompiled {len(self.recompiles)} times; PyTorch runs it eager after "
                 f"its limit of {dynamo.recompile_limit()}. The guard that failed: {first_line(recompile.guard)}. "
