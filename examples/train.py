@@ -149,7 +149,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--backend", help="what compiles: no, eager, inductor, ... (default: TORCHRIG_BACKEND, or no)")
     parser.add_argument("--regions", help="what is compiled: auto, whole, ... (default: TORCHRIG_REGIONS, or auto)")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--batch", type=int, default=6, help="windows of text in a batch")
+    parser.add_argument("--batch", type=int, default=10, help="windows of text in a batch")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--layers", type=int, default=12)
