@@ -219,7 +219,9 @@ def _read_metrics(conversion: Conversion, before: Any) -> None:
     if newest.fail_type is None:
         return
     conversion.skip_reason = newest.fail_reason
-    conversion.limit_reached = "recompile limit exceeded" in (newest.fail_reason or "")
+    # An exception of its own up to torch 2.9, a text since.
+    limit_types = ("RecompileLimitExceeded", "FailOnRecompileLimitHit")
+    conversion.limit_reached = newest.fail_type in limit_types or "limit exceeded" in (newest.fail_reason or "")
     if newest.fail_user_frame_filename and not conversion.limit_reached:
         where = f"{newest.fail_user_frame_filename}:{newest.fail_user_frame_lineno}"
         conversion.breaks.append(Break(where, newest.fail_reason or newest.fail_type))
