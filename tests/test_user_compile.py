@@ -81,6 +81,16 @@ def test_a_callable_and_its_options_are_kept(x: torch.Tensor) -> None:
     assert heard == [{"options": {"width": 3}}] and torchrig.report(prepared).backend == "taking"
 
 
+def test_another_callable_than_the_one_compiled_with_is_refused() -> None:
+    def other(graph: Any, example_inputs: Any) -> Any:
+        return graph.forward
+
+    for compiled in (torch.compile(Stack()), torch.compile(Stack(), backend="eager")):
+        with pytest.raises(torchrig.SettingsError, match="compiled with backend="):
+            torchrig.prepare(compiled, backend=other)
+    assert torchrig.plan(torch.compile(Stack(), backend=other), backend=other).backend == "other"
+
+
 def test_inductors_mode_is_read_back() -> None:
     compiled = torch.compile(Stack(), mode="max-autotune-no-cudagraphs")
     made = torchrig.plan(compiled, mode="max-autotune-no-cudagraphs")

@@ -260,3 +260,11 @@ def test_a_world_size_that_is_no_number_is_named(value: str, monkeypatch: pytest
         torchrig.prepare(Stack())
     monkeypatch.setenv("WORLD_SIZE", "")
     assert torchrig.plan(Stack()).strategy == "single"
+
+
+def test_a_loader_goes_where_the_model_is_made_anew() -> None:
+    model, settings = Stack(), {"backend": "eager", "regions": "whole", "placement": "wrap"}
+    torchrig.prepare(model, **settings)
+    gc.collect()
+    _, placed = torchrig.prepare(model, DataLoader(TensorDataset(torch.ones(4, 4))), device="meta", **settings)
+    assert {batch.device.type for (batch,) in placed} == {"meta"}

@@ -377,8 +377,3 @@ def wrap(context: Context, module: nn.Module) -> nn.Module:
         del module.__dict__[name]
     wrapped.__class__ = WrappedRegion
     return wrapped
-
-
-def wrapped_by_compile(module: nn.Module) -> nn.Module | None:
-    """The module inside an ``OptimizedModule``; ``None`` if ``module`` is not one."""
-    return module._orig_mod if isinstance(module, OptimizedModule) else None

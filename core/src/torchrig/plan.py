@@ -123,9 +123,9 @@ def _draft(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
     device = _device(settings)
     _check_backend(chosen.backend, device, training=bool(arguments.optimizers_of(model)))
     off = tuple(_switched_off(settings)) if chosen.compiles else ()
-    if chosen.compiles and not off:
-        _refuse_lazy(model)
     compiles = chosen.compiles and not off
+    if compiles:
+        _refuse_lazy(model)
     hooks = make_manager((*chosen.transforms, chosen.backend, chosen.strategy))
     kwargs = _compile_kwargs(chosen.backend, hooks, settings, device)
     regions = _regions(model, settings) if compiles else ()

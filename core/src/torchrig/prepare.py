@@ -89,8 +89,12 @@ def _runs(arguments: Arguments, settings: Settings, drafting: Drafting, undos: l
 
 def _device(arguments: Arguments, runs: list[Run]) -> torch.device:
     """Where the first model is, prepared now or before."""
-    before = state.recall(arguments.models[0])
-    return runs[0].draft.plan.device if before is None else before.plan.device
+    first = arguments.models[0]
+    plans = [run.draft.plan for run in runs if run.given is first]
+    before = state.recall(first)
+    if not plans and before is not None:
+        return before.plan.device
+    return plans[0].device
 
 
 def _prepared_alike(model: nn.Module, settings: Settings) -> bool:

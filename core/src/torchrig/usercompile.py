@@ -102,6 +102,7 @@ def _merged(found: list[_Found], settings: Settings) -> Settings:
                 f"{found[0].name!r} and {other.name!r} were compiled in different ways ({difference}). Compile them "
                 "alike, or leave them to themselves: reapply_compile=False.",
                 setting="reapply_compile",
+                origin=settings.origin("reapply_compile"),
             )
     _refuse_conflicts(first, settings)
     regions: dict[str, Any] = {}
@@ -123,9 +124,7 @@ def _refuse_conflicts(asked: Asked, settings: Settings) -> None:
     was: dict[str, Any] = {"backend": asked.name, "fullgraph": asked.fullgraph, "dynamic": asked.dynamic}
     for name, before in was.items():
         now = getattr(settings, name)
-        same = now == before or (
-            name == "backend" and callable(now) and now is getattr(asked.backend, "compiler_fn", now)
-        )
+        same = now == before or (name == "backend" and now is getattr(asked.backend, "compiler_fn", None))
         if settings.origin(name) != "default" and not same:
             raise _conflict(name, before, now, settings)
     for name in ("mode", "options"):
