@@ -289,7 +289,12 @@ def test_law_8_global_configuration_is_as_before(way: Way, build: Callable[[], M
     import torch._inductor.config
 
     def configuration() -> dict[str, object]:
-        parts = (torch._dynamo.config, torch._inductor.config, torch._functorch.config)
+        parts = (
+            torch._dynamo.config,
+            torch._inductor.config,
+            torch._functorch.config,
+            torch.fx.experimental._config,
+        )
         return {part.__name__: copy.deepcopy(part.get_config_copy()) for part in parts}
 
     before = configuration()

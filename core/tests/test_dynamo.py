@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -173,25 +174,57 @@ def test_two_contexts_on_one_function_count_their_recompiles_apart() -> None:
         assert not any(each.limit_reached for each in heard.conversions)
 
 
-def test_the_flags_hold_while_a_frame_is_traced_and_only_then() -> None:
+def values_of(flags: Iterable[dynamo.Flag]) -> dict[str, Any]:
+    return {flag.name: getattr(flag.config, flag.name) for flag in flags if hasattr(flag.config, flag.name)}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_flags_hold_while_a_frame_is_traced_and_only_then(training: bool) -> None:
     seen: list[dict[str, Any]] = []
 
     def looking(graph: Any, example_inputs: Any) -> Any:
-        seen.append({name: getattr(torch._dynamo.config, name) for name in dynamo.flags()})
+        seen.append(values_of(dynamo.FLAGS))
         return graph.forward
 
-    before = {name: getattr(torch._dynamo.config, name) for name in dynamo.flags()}
-    watched(Plain.forward, Heard(), looking)(Plain(), torch.ones(2, 4))
-    assert seen == [dynamo.flags()] and dynamo.flags() != before
-    assert {name: getattr(torch._dynamo.config, name) for name in dynamo.flags()} == before
+    before = values_of(dynamo.FLAGS)
+    watched(Plain.forward, Heard(), looking)(Plain().train(training), torch.ones(2, 4))
+    wanted = {flag.name: flag.value for flag in dynamo.FLAGS if flag.name in before and (training or not flag.training)}
+    assert seen == [{**before, **wanted}] and seen != [before]
+    assert values_of(dynamo.FLAGS) == before
 
 
-def test_every_flag_that_this_torch_has_exists_and_has_a_reason() -> None:
-    assert {flag.name for flag in dynamo.FLAGS} >= set(dynamo.flags())
-    assert {"allow_unspec_int_on_nn_module", "skip_nnmodule_hook_guards", "capture_scalar_outputs"} <= set(
-        dynamo.flags()
-    )
+def test_every_flag_has_a_reason_and_is_one_of_this_torch() -> None:
     assert all(flag.reason for flag in dynamo.FLAGS)
+    assert set(values_of(dynamo.FLAGS)) == {flag.name for flag in dynamo.FLAGS}
+
+
+def test_a_dimension_that_varies_is_traced_dynamic_and_its_tensors_are_left_unmarked() -> None:
+    heard, x = Heard(), torch.ones(8, 4)
+    compiled = watched(Plain.forward, heard, varies=lambda size: size == 8)
+    for each in (x, torch.ones(7, 4), torch.ones(3, 4)):
+        compiled(Plain(), each)
+    assert len(heard.conversions) == 1
+    assert not vars(x)
+
+
+def test_what_the_user_marked_stays_marked() -> None:
+    heard, x = Heard(), torch.ones(8, 4)
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    marks = dict(vars(x))
+    watched(Plain.forward, heard, varies=lambda size: True)(Plain(), x)
+    assert vars(x) == marks
+
+
+def test_the_guard_told_is_one_of_the_same_mode() -> None:
+    heard = Heard()
+    compiled = watched(Plain.forward, heard, dynamic=False)
+    module = Plain()
+    compiled(module, torch.ones(8, 4))
+    with torch.no_grad():
+        compiled(module, torch.ones(8, 4))
+    compiled(module, torch.ones(7, 4))
+    reason = heard.conversions[-1].recompile_reason
+    assert reason is not None and reason.startswith("tensor 'x' size mismatch at index 0. expected 8, actual 7")
 
 
 def test_a_configured_backend_is_what_torch_compile_would_call() -> None:

@@ -24,6 +24,7 @@ from .errors import (
     GraphBreak,
     PluginError,
     PluginLoadError,
+    RankFailed,
     RecompileLimitReached,
     RegionCompileError,
     RegionError,
@@ -52,6 +53,7 @@ from .prepare import prepare
 from .regional import compile_regions
 from .report import Report, has_compiled_regions, is_compiled, report
 from .unwrap import unwrap
+from .warmup import warmup
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -76,6 +78,7 @@ __all__ = [
     "Plan",
     "PluginError",
     "PluginLoadError",
+    "RankFailed",
     "RecompileLimitReached",
     "Region",
     "RegionCompileError",
@@ -101,6 +104,7 @@ __all__ = [
     "prepare",
     "report",
     "unwrap",
+    "warmup",
 ]
 
 

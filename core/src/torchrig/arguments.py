@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,12 +27,14 @@ class Arguments:
         models: Modules with parameters, each once; the first is the model.
         optimizers: In the order given, each once.
         loaders: In the order given, each once.
+        losses: Callables and modules without parameters, in the order given, each once.
     """
 
     given: tuple[Any, ...]
     models: tuple[nn.Module, ...]
     optimizers: tuple[Optimizer, ...]
     loaders: tuple[DataLoader[Any], ...]
+    losses: tuple[Callable[..., Any], ...] = ()
 
     def optimizers_of(self, model: nn.Module) -> tuple[Optimizer, ...]:
         """The optimizers that step a parameter of ``model``."""
@@ -40,6 +42,10 @@ class Arguments:
             return ()
         parameters = list(model.parameters())
         return tuple(optimizer for optimizer in self.optimizers if rebinding.owns_any(optimizer, parameters))
+
+    def losses_of(self, model: nn.Module) -> tuple[Callable[..., Any], ...]:
+        """The losses, for the first model: nothing tells which model a loss is for."""
+        return self.losses if model is self.models[0] else ()
 
 
 def sort(model: Any, others: Sequence[Any]) -> Arguments:
@@ -64,6 +70,7 @@ def sort(model: Any, others: Sequence[Any]) -> Arguments:
         models=_once((model, *(other for other in others if _is_model(other)))),
         optimizers=_once(other for other in others if isinstance(other, Optimizer)),
         loaders=_once(other for other in others if isinstance(other, DataLoader)),
+        losses=_once(other for other in others if _is_loss(other)),
     )
     _check(sorted_)
     return sorted_
@@ -127,14 +134,22 @@ def _once(values: Iterable[T]) -> tuple[T, ...]:
     return tuple({id(value): value for value in values}.values())
 
 
+_KINDS = (nn.Module, Optimizer, LRScheduler, ReduceLROnPlateau, DataLoader)
+
+
 def _is_preparable(value: Any) -> bool:
-    kinds = (nn.Module, Optimizer, LRScheduler, ReduceLROnPlateau, DataLoader)
-    return isinstance(value, kinds) or (callable(value) and not isinstance(value, type))
+    return isinstance(value, _KINDS) or (callable(value) and not isinstance(value, type))
 
 
 def _is_model(value: Any) -> bool:
     """Whether a further module is a model of its own; a loss has no parameters."""
     return isinstance(value, nn.Module) and next(value.parameters(), None) is not None
+
+
+def _is_loss(value: Any) -> bool:
+    return (callable(value) and not isinstance(value, _KINDS)) or (
+        isinstance(value, nn.Module) and not _is_model(value)
+    )
 
 
 def _check(arguments: Arguments) -> None:

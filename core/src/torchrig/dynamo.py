@@ -12,6 +12,12 @@ What is used and why; run on torch 2.13.0, and read in the sources of 2.9.0, whe
     The chain from a callback to the backend; Dynamo matches cache entries by its end, so a wrapper must carry it.
 ``torch._dynamo.utils.get_compilation_metrics``
     Per frame: the guard that failed before a recompile, why a frame fell back, and at which line.
+``torch._dynamo.guards.get_guard_fail_reason_helper``
+    Which of one graph's guards fails. Its arguments differ between 2.9 and 2.13.
+``torch._functorch.config.force_non_lazy_backward_lowering``
+    Has AOTAutograd compile the backward with the forward (2.13; 2.9 has no such flag).
+``_dynamo_weak_dynamic_indices``
+    What the public ``maybe_mark_dynamic`` leaves on a tensor; there is no public way to take it off again.
 ``GraphModule.compile_subgraph_reason``
     Why a graph ended, with the user's stack.
 ``OptimizedModule``
@@ -29,53 +35,102 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 import torch._dynamo
+import torch._functorch.config
+import torch.fx.experimental._config
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
+from torch._dynamo.guards import get_guard_fail_reason_helper
 from torch._dynamo.utils import get_compilation_metrics
+from torch.utils._pytree import tree_leaves
 
+Varies = Callable[[int], bool] | None  # whether a dimension of that size varies from call to call
 Context = Any  # torch._dynamo.eval_frame.OptimizeContext; its name moved before and is private
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A Dynamo flag that prepared models are traced with, and why."""
+    """A flag of PyTorch's compiler that prepared models are traced with, and why.
 
+    Args:
+        config: The configuration module it is in.
+        name: Its name.
+        value: Its value while a frame of a prepared model is traced.
+        reason: What goes wrong without it.
+        training: Whether it is set for modules in training mode only.
+        daring: Whether tracing may fail because of it; what does is traced again without.
+    """
+
+    config: Any
     name: str
     value: Any
     reason: str
+    training: bool = False
+    daring: bool = False
 
 
 FLAGS: tuple[Flag, ...] = (
     Flag(
+        torch._dynamo.config,
         "allow_unspec_int_on_nn_module",
         True,
         "a layer's own number read in forward would else cost one graph a layer, then run eager at the eighth",
     ),
     Flag(
+        torch._dynamo.config,
         "skip_nnmodule_hook_guards",
         False,
         "a hook put on a block's child after the first call would else never fire (pytorch#117758)",
     ),
     Flag(
-        "capture_scalar_outputs", True, "mixture-of-experts routing reads token counts; it would else break the graph"
+        torch._dynamo.config,
+        "capture_scalar_outputs",
+        True,
+        "mixture-of-experts routing reads token counts; it would else break the graph",
     ),
     Flag(
+        torch._dynamo.config,
+        "capture_dynamic_output_shape_ops",
+        True,
+        "an expert takes the tokens routed to it, however many; it would else break the graph at each expert",
+        daring=True,
+    ),
+    Flag(
+        torch._dynamo.config,
         "skip_fwd_side_effects_in_bwd_under_checkpoint",
         True,
         "a side effect in a checkpointed block would else be refused (torch 2.10 and later have the flag)",
     ),
+    Flag(
+        torch.fx.experimental._config,
+        "use_duck_shape",
+        False,
+        "a sequence as long as the batch is large would else be taken for it, and need a graph of its own",
+    ),
+    Flag(
+        torch._functorch.config,
+        "force_non_lazy_backward_lowering",
+        True,
+        "a backend that fails on the backward would else raise in the middle of the loop, from loss.backward()",
+        training=True,  # a forward that nothing is learnt from may never need its backward
+    ),
 )
 
 
-def flags() -> dict[str, Any]:
-    """The flags of :data:`FLAGS` that this torch has."""
-    return {flag.name: flag.value for flag in FLAGS if hasattr(torch._dynamo.config, flag.name)}
+@contextmanager
+def flags(training: bool, daring: bool) -> Iterator[None]:
+    """Hold the flags of :data:`FLAGS` that this torch has."""
+    with ExitStack() as held:
+        for flag in FLAGS:
+            wanted = (training or not flag.training) and (daring or not flag.daring)
+            if wanted and hasattr(flag.config, flag.name):
+                held.enter_context(flag.config.patch(flag.name, flag.value))
+        yield
 
 
 @dataclass(frozen=True)
@@ -102,6 +157,7 @@ class Conversion:
         skip_reason: Why the frame runs eager, when it does.
         limit_reached: Whether it runs eager because it was recompiled too often.
         restarts: Why tracing was started over; holds the reason of a break that no graph preceded.
+        daring: Whether it is tried with the daring flags, and will be again without them.
     """
 
     function: str
@@ -115,6 +171,7 @@ class Conversion:
     skip_reason: str | None = None
     limit_reached: bool = False
     restarts: tuple[str, ...] = ()
+    daring: bool = True
 
 
 class Listener(Protocol):
@@ -149,32 +206,78 @@ def attributed(listener: Listener, conversion: Conversion) -> Iterator[None]:
 class _Watcher:
     """Stands around a context's callback: sets the flags while a frame is traced, and tells what came of it."""
 
-    def __init__(self, callback: Callable[..., Any], listener: Listener, flags: Mapping[str, Any]) -> None:
+    def __init__(self, callback: Callable[..., Any], listener: Listener, varies: Varies) -> None:
         self._torchdynamo_orig_backend = callback
         self._listener = listener
-        self._flags = dict(flags)
+        self._varies = varies
+        self._guards: dict[tuple[Any, str], Any] = {}
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
         if torch._dynamo.trace_rules.check(frame.f_code):  # a file Dynamo never compiles: nothing to tell
             return self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
         conversion = _conversion_of(frame)
+        failed = _failed_guard(self._guards.get((frame.f_code, conversion.mode)), frame.f_locals)
         before = _newest_metrics()
         started = time.perf_counter()
         try:
-            with torch._dynamo.config.patch(self._flags), attributed(self._listener, conversion):
-                result = self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
+            with _marked(frame.f_locals, self._varies), attributed(self._listener, conversion):
+                result = self._convert(conversion, frame, cache_entry, frame_state)
         except Exception as error:
             conversion.seconds = time.perf_counter() - started
-            _read_metrics(conversion, before)
+            _read_metrics(conversion, before, failed)
             if self._listener.failed(conversion, error):
                 return _run_eager()
             raise
         conversion.seconds = time.perf_counter() - started
-        _read_metrics(conversion, before)
-        if result.guarded_code is None and conversion.skip_reason is None:
+        _read_metrics(conversion, before, failed)
+        if result.guarded_code is not None:
+            self._guards[frame.f_code, conversion.mode] = result.guarded_code.guard_manager
+        elif conversion.skip_reason is None:
             conversion.skip_reason = getattr(result, "skip_reason", None) or "Dynamo skipped the frame"
         self._listener.converted(conversion)
         return result
+
+    def _convert(self, conversion: Conversion, *frame: Any) -> Any:
+        training = conversion.mode.startswith("train")
+        try:
+            with flags(training, daring=True):
+                return self._torchdynamo_orig_backend(*frame)
+        except Exception as error:
+            if not is_data_dependent(error):
+                raise
+        conversion.graphs, conversion.breaks, conversion.daring = 0, [], False
+        with flags(training, daring=False):
+            return self._torchdynamo_orig_backend(*frame)
+
+
+_MARK = "_dynamo_weak_dynamic_indices"  # what maybe_mark_dynamic leaves on a tensor
+_MARKED = "_has_dynamo_dim_marking"
+
+
+@contextmanager
+def _marked(values: Mapping[str, Any], varies: Varies) -> Iterator[None]:
+    """Mark the first dimension of each tensor dynamic where it varies, while the frame is traced.
+
+    The mark is taken off again: a tensor that carries one makes other compiled code, which did not see it, recompile.
+    """
+    marked = [] if varies is None else [each for each in _tensors(values) if each.dim() and varies(each.shape[0])]
+    marked = [each for each in marked if not hasattr(each, _MARK)]  # marked by the user: theirs
+    flagged = [each for each in marked if not hasattr(each, _MARKED)]
+    for each in marked:
+        torch._dynamo.maybe_mark_dynamic(each, 0)
+    try:
+        yield
+    finally:
+        for name, tensors in ((_MARK, marked), (_MARKED, flagged)):
+            for each in tensors:
+                if hasattr(each, name):
+                    delattr(each, name)
+
+
+def _tensors(values: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors among a frame's locals, and in lists, tuples and dictionaries among them."""
+    leaves = tree_leaves(list(values.values()))
+    return list({id(each): each for each in leaves if isinstance(each, torch.Tensor)}.values())
 
 
 def _run_eager() -> Any:
@@ -201,6 +304,7 @@ def unwatched(function: str) -> Conversion:
     return Conversion(function, "unknown", "train" if torch.is_grad_enabled() else "eval, no_grad")
 
 
+_COMPILE_ID = re.compile(r"^(None|\d+/\d+(_\d+)?): ")  # in front of a failed guard; it says nothing to a person
 _RESUME = re.compile(r"torch_dynamo_resume_in_(?P<function>.*)_at_(?P<line>\d+)$")
 
 
@@ -209,12 +313,25 @@ def _newest_metrics() -> Any:
     return recent[-1] if recent else None
 
 
-def _read_metrics(conversion: Conversion, before: Any) -> None:
+def _failed_guard(guards: Any, values: Mapping[str, Any]) -> str | None:
+    """Which of the guards of the newest graph in the same mode fails for these locals.
+
+    Dynamo itself asks the newest graph of all, which may be one of another mode, and then says no more than that.
+    """
+    if guards is None or getattr(guards, "cache_entry", None) is None:  # gone, as after torch._dynamo.reset
+        return None
+    backend = guards.cache_entry.backend
+    more = {"backend": backend} if "backend" in inspect.signature(get_guard_fail_reason_helper).parameters else {}
+    return get_guard_fail_reason_helper(guards, dict(values), None, **more)
+
+
+def _read_metrics(conversion: Conversion, before: Any, failed: str | None) -> None:
     """Fill in what Dynamo wrote down about the newest conversion, if it wrote anything since ``before``."""
     newest = _newest_metrics()
     if newest is None or newest is before:
         return
-    conversion.recompile_reason = newest.recompile_reason
+    reason = failed or newest.recompile_reason
+    conversion.recompile_reason = None if reason is None else _COMPILE_ID.sub("", reason)
     conversion.restarts = tuple(newest.restart_reasons or ())
     if newest.fail_type is None:
         return
@@ -248,6 +365,14 @@ def family_of(error: Exception) -> str:
     return "other"
 
 
+_DATA_DEPENDENT = re.compile(r"data-dependent|unbacked|\bu\d+\b")
+
+
+def is_data_dependent(error: Exception) -> bool:
+    """Whether tracing, or a backend, could not do with a size that only the data tell; they are called ``u0``, ..."""
+    return _DATA_DEPENDENT.search(str(error)) is not None
+
+
 def recompile_limit() -> int:
     """How often Dynamo recompiles one function before it runs it eager."""
     return torch._dynamo.config.recompile_limit
@@ -279,24 +404,21 @@ _ISOLATE = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
 def watched_context(
-    listener: Listener,
-    *,
-    backend: Callable[..., Any],
-    fullgraph: bool,
-    dynamic: bool | None,
-    guard_filter_fn: Any = None,
+    listener: Listener, *, guard_filter_fn: Any = None, varies: Varies = None, **compiling: Any
 ) -> Context:
-    """A context that compiles with ``backend`` under torchrig's flags, and tells ``listener`` of each conversion.
+    """A context that compiles under torchrig's flags, and tells ``listener`` of each conversion.
 
     Call it with a function to get the compiled function, with a module to get an ``OptimizedModule``.
     Where torch has it (2.13), the context counts its recompiles apart from others on the same code object: two kinds
     may share one ``forward`` by inheritance, and every class of ``torch.nn`` shares one through Dynamo's own wrapper.
+    Tensors whose first dimension has a size for which ``varies`` is true are traced with that dimension dynamic.
+    What else there is (``backend``, ``fullgraph``, ``dynamic``) is as for ``torch.compile``.
     """
     more: dict[str, Any] = {"isolate_recompiles": True} if _ISOLATE else {}
     if guard_filter_fn is not None:
         more["options"] = {"guard_filter_fn": guard_filter_fn}
-    context = _context(backend=backend, fullgraph=fullgraph, dynamic=dynamic, **more)
-    context.callback = _Watcher(context.callback, listener, flags())
+    context = _context(**compiling, **more)
+    context.callback = _Watcher(context.callback, listener, varies)
     # A deep copy of a module that holds this context shares it; a context of its own would compile everything again.
     context.__deepcopy__ = lambda memo: context
     return context

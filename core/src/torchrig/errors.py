@@ -17,6 +17,7 @@
     ├── ArgumentError (also TypeError)        prepare was given something it cannot prepare
     ├── RegionError                           the regions asked for are not in the model
     ├── AlreadyPreparedError                  prepare again, with other settings
+    ├── RankFailed                            another rank raised, so that none goes on
     └── CompileProblem                        what was asked to be compiled was not
         ├── RegionCompileError                the backend raised
         ├── RegionNotCompiled                 no graph was built
@@ -127,6 +128,10 @@ class RegionError(TorchrigError):
 
 class AlreadyPreparedError(TorchrigError):
     """``prepare`` was called on a prepared model with other settings."""
+
+
+class RankFailed(TorchrigError):
+    """Another rank raised in something that all ranks do together."""
 
 
 class CompileProblem(TorchrigError):

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from . import besides, placement, state, tree
 from . import optimizers as rebinding
-from . import placement, state, tree
+from .arguments import Arguments
 from .errors import AlreadyPreparedError, AmbiguousPluginError, StrategyError, TorchrigWarning
 from .hookspecs import Region, Wrapped
 from .plan import Draft
 from .tree import Undo
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from .observe import Observation
     from .records import KindRecord
     from .settings import Settings
+
+
+BESIDES = ("compile loss", "compile optimizer")
 
 
 class Run:
@@ -30,7 +32,7 @@ class Run:
     Args:
         given: What ``prepare`` was given; a wrapper of the user's where there was one.
         model: The model itself.
-        optimizers: Those that step it.
+        arguments: What prepare was given; the model's optimizers and losses are among it.
         drafting: Drafts the plan for a model.
         undos: Gets how to take back each thing done.
     """
@@ -39,14 +41,15 @@ class Run:
         self,
         given: nn.Module,
         model: nn.Module,
-        optimizers: tuple[Optimizer, ...],
+        arguments: Arguments,
         drafting: Callable[[nn.Module], Draft],
         undos: list[Undo],
     ) -> None:
         self.given = given
         self.model = model
         self.draft = drafting(model)
-        self.optimizers = self._given_optimizers = optimizers
+        self.optimizers = self._given_optimizers = arguments.optimizers_of(model)
+        self.losses = self._given_losses = arguments.losses_of(given)
         self._original = model
         self._drafting = drafting
         self._undos = undos
@@ -64,11 +67,13 @@ class Run:
                 self._compile(step.region, instances[step.region.kind], places)
             elif step.action == "wrap":
                 self._wrap()
+        self._compile_besides()
 
     def replaced(self) -> dict[int, Any]:
         """What takes the place of what was given, by the identity of the latter."""
-        optimizers = zip(self._given_optimizers, self.optimizers, strict=True)
-        return {id(self.given): self.model, **{id(old): new for old, new in optimizers}}
+        given = (self.given, *self._given_optimizers, *self._given_losses)
+        made = (self.model, *self.optimizers, *self.losses)
+        return {id(old): new for old, new in zip(given, made, strict=True)}
 
     def remember(self, settings: Settings) -> None:
         """Keep what was made, and look at what compiled once the model has run."""
@@ -107,7 +112,7 @@ class Run:
     def _compile(self, region: Region, instances: list[nn.Module], places: tree.Places) -> None:
         assert self._observation is not None
         plan = self.draft.plan
-        compiler = placement.RegionCompiler(region, plan.compile_kwargs, self._observation)
+        compiler = self._compiler(region)
         known = {id(module): layer.record for module in instances if (layer := placement.compile_layer(module))}
         self._adopt(region, list(known.values()), whole=len(known) == len(instances))
         for module in instances:
@@ -123,6 +128,28 @@ class Run:
                 self.model = own
             else:
                 self._undos.append(places.replace(module, own))
+
+    def _compile_besides(self) -> None:
+        """Compile the losses and the optimizers' steps, where the plan says so."""
+        regions = {
+            action: [step.region for step in self.draft.plan.steps if step.action == action and step.region is not None]
+            for action in BESIDES
+        }
+        compiled: list[Callable[..., Any]] = []
+        for region, loss in zip(regions["compile loss"], self.losses, strict=False):
+            made, undo = besides.compile_loss(loss, self._compiler(region))
+            self._undos.append(undo)
+            compiled.append(made)
+        self.losses = tuple(compiled) or self.losses
+        steps = [each for each in self.optimizers if not besides.is_fused(each)]
+        for region, optimizer in zip(regions["compile optimizer"], steps, strict=False):
+            self._undos.append(besides.compile_step(optimizer, self._compiler(region)))
+
+    def _compiler(self, region: Region) -> placement.RegionCompiler:
+        assert self._observation is not None
+        plan = self.draft.plan
+        varies = None if plan.dynamic_batch is None else plan.dynamic_batch.varies
+        return placement.RegionCompiler(region, plan.compile_kwargs, self._observation, varies)
 
     def _adopt(self, region: Region, records: list[KindRecord], whole: bool) -> None:
         """Report under this model too what was compiled before: by a copy, or as part of another model."""
@@ -182,7 +209,8 @@ def _observe(drafted: Draft) -> Observation | None:
     plan, settings = drafted.plan, drafted.plan.settings
     policy = Policy(plan.backend, settings.on_failure, settings.on_problem.model_dump())
     backend = ObservedBackend(dynamo.configured_backend(plan.compile_kwargs), policy)
-    return Observation(backend, policy, plan.compile_kwargs, plan.regions)
+    beside = [step.region for step in plan.steps if step.action in BESIDES and step.region is not None]
+    return Observation(backend, policy, plan.compile_kwargs, plan.regions, beside)
 
 
 def _warn_when_run(original: weakref.ref[nn.Module], observation: Observation | None) -> None:

@@ -140,12 +140,13 @@ class Region:
     Args:
         kind: The name of the kind, unique in a plan; the class's name where that is unique.
         cls: The class of every instance.
-        instances: The fully qualified name of each instance in the model; ``("",)`` is the model itself.
+        instances: The fully qualified name of each instance in the model; ``("",)`` is the model itself. What
+            stands beside the model (a loss, an optimizer's step) has its kind there.
         reason: Why these modules are a region, for a person to read.
     """
 
     kind: str
-    cls: type[nn.Module]
+    cls: type[Any]
     instances: tuple[str, ...]
     reason: str
 
@@ -156,15 +157,33 @@ class Region:
 
 
 @dataclass(frozen=True)
+class DynamicBatch:
+    """The first dimension of a region's inputs varies, and its first graph is to serve every size of it.
+
+    Args:
+        sizes: The full batch sizes, in samples; empty where a batch may have any size.
+        reason: What makes it vary.
+    """
+
+    sizes: frozenset[int]
+    reason: str
+
+    def varies(self, size: int) -> bool:
+        """Whether a first dimension of that size holds the batch: alone, or times what else was flattened into it."""
+        return size > 1 and (not self.sizes or any(size % each == 0 for each in self.sizes))
+
+
+@dataclass(frozen=True)
 class Step:
     """One thing that prepare does, in its place in the order.
 
     Args:
-        action: ``"transform"``, ``"compile"``, ``"wrap"``, ``"optimizers"`` or ``"loaders"``.
+        action: ``"transform"``, ``"compile"``, ``"wrap"``, ``"optimizers"``, ``"compile loss"``,
+            ``"compile optimizer"`` or ``"loaders"``.
         target: What it is done to.
         by: The plugin that does it, or ``"torchrig"``.
         reason: Why it is done, and why at this place.
-        region: The region of a ``"compile"`` step.
+        region: What a step that compiles something compiles.
     """
 
     action: str
@@ -190,6 +209,7 @@ class Plan:
         compile_kwargs: The arguments for ``torch.compile``; empty where nothing is compiled.
         notes: What a reader should know besides.
         settings: The settings it was made from.
+        dynamic_batch: What the first graphs are built dynamic in; ``None`` where they take the shape they see.
     """
 
     model: str
@@ -201,6 +221,7 @@ class Plan:
     compile_kwargs: Mapping[str, Any]
     notes: tuple[str, ...]
     settings: Settings
+    dynamic_batch: DynamicBatch | None = None
 
     def __str__(self) -> str:
         from .render import table

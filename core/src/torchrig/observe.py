@@ -14,6 +14,7 @@ from . import dynamo
 from .hookspecs import Region
 from .problems import Policy
 from .records import KindRecord
+from .shield import Shielded
 
 
 class ObservedBackend:
@@ -44,12 +45,15 @@ class ObservedBackend:
         try:
             compiled = self._inner(graph, example_inputs)
         except Exception as error:
-            if self._policy.on_failure != "eager":
+            again = conversion.daring and dynamo.is_data_dependent(error)
+            if again or self._policy.on_failure != "eager":
                 raise
             # Giving the traced graph back, rather than refusing the frame, keeps Dynamo from trying each inner frame.
             record.backend_failed(error)
             return graph.forward  # type: ignore[no-any-return]
         conversion.graphs += 1
+        if self._policy.on_failure == "eager" and not any(True for _ in graph.parameters()):
+            compiled = Shielded(compiled, graph.forward, record.backend_failed)
         return _counted(compiled, record)
 
     def get_compiler_config(self) -> Any:
@@ -90,19 +94,26 @@ class Observation:
         backend: The one backend object.
         policy: What to do about problems.
         kwargs: The arguments for ``torch.compile``.
-        regions: The region kinds.
+        regions: The region kinds of the model.
+        besides: What is compiled besides it.
     """
 
     def __init__(
-        self, backend: ObservedBackend, policy: Policy, kwargs: Mapping[str, Any], regions: Iterable[Region]
+        self,
+        backend: ObservedBackend,
+        policy: Policy,
+        kwargs: Mapping[str, Any],
+        regions: Iterable[Region],
+        besides: Iterable[Region] = (),
     ) -> None:
         self.backend = backend
         self._backends: dict[str, Callable[..., Any]] = {}
         self.records = {region.kind: KindRecord(region, policy, kwargs) for region in regions}
+        self.besides = {region.kind: KindRecord(region, policy, kwargs) for region in besides}
 
     def record(self, region: Region) -> KindRecord:
         """The record of a region kind."""
-        return self.records[region.kind]
+        return self.records.get(region.kind) or self.besides[region.kind]
 
     def adopt(self, region: Region, record: KindRecord, whole: bool) -> bool:
         """Show a record made before, in place of the kind's own where that has no instances left.
@@ -126,6 +137,6 @@ class Observation:
         return self._backends[region.kind]
 
     def check_compiled(self) -> None:
-        """Report each region for which no graph was built."""
+        """Report each region of the model for which no graph was built."""
         for record in self.records.values():
             record.check_compiled()

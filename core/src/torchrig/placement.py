@@ -168,10 +168,18 @@ class RegionCompiler:
         region: The kind.
         kwargs: The arguments for ``torch.compile``, as in the plan.
         observation: Has the backend object, with mode and options in it, and the record of the kind.
+        varies: Whether a first dimension of that size varies; ``None`` where nothing is known to.
     """
 
-    def __init__(self, region: Region, kwargs: Mapping[str, Any], observation: Observation) -> None:
+    def __init__(
+        self,
+        region: Region,
+        kwargs: Mapping[str, Any],
+        observation: Observation,
+        varies: Callable[[int], bool] | None = None,
+    ) -> None:
         self._region = region
+        self._varies = varies
         self._kwargs = kwargs
         self._observation = observation
         self._record = observation.record(region)
@@ -189,6 +197,19 @@ class RegionCompiler:
             return self._wrap(module)
         put = self._put_forward if placement == "forward" else self._put_inplace
         return module, put(module)
+
+    def function(self, function: Forward) -> Forward:
+        """A function compiled; the first call tells whether anything of it was."""
+        compiled = self._context(function)
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = compiled(*args, **kwargs)
+            if not self._record.checked:
+                self._record.check_compiled()
+            return result
+
+        return run
 
     def _put_forward(self, module: nn.Module) -> Undo:
         lying = under(module)
@@ -229,6 +250,7 @@ class RegionCompiler:
             fullgraph=self._kwargs["fullgraph"] and not self._record.falls_back,
             dynamic=self._kwargs["dynamic"],
             guard_filter_fn=(self._kwargs.get("options") or {}).get("guard_filter_fn"),
+            varies=self._varies,
         )
 
 

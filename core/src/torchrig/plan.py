@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from . import usercompile
+from . import besides, shapes, usercompile
 from .arguments import Arguments, sort
 from .errors import ArgumentError, BackendUnavailable, PluginLoadError, SettingsError
-from .hookspecs import BackendInfo, CompileRequest, Plan, Region, Step, StrategyInfo
+from .hookspecs import BackendInfo, CompileRequest, DynamicBatch, Plan, Region, Step, StrategyInfo
 from .tree import Undo
 
 if TYPE_CHECKING:
@@ -129,6 +129,8 @@ def _draft(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
     hooks = make_manager((*chosen.transforms, chosen.backend, chosen.strategy))
     kwargs = _compile_kwargs(chosen.backend, hooks, settings, device)
     regions = _regions(model, settings) if compiles else ()
+    varying = shapes.dynamic_batch(arguments.loaders) if compiles else None
+    open_ = chosen.backend.info.capabilities.dynamic_shapes and kwargs["dynamic"] is None
     made = Plan(
         model=type(model).__name__,
         strategy=chosen.strategy.name,
@@ -137,8 +139,9 @@ def _draft(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
         regions=regions,
         steps=tuple(_steps(model, arguments, settings, chosen, regions)),
         compile_kwargs=kwargs if compiles else {},
-        notes=off,
+        notes=(*off, *_shape_notes(varying, kwargs["dynamic"], open_), *_beside_notes(model, arguments, settings)),
         settings=settings,
+        dynamic_batch=varying if open_ else None,
     )
     return Draft(made, hooks, chosen.strategy, chosen.transforms)
 
@@ -215,6 +218,28 @@ def _switched_off(settings: Settings) -> Iterator[str]:
         yield "TORCHDYNAMO_DISABLE=1 is set in the environment: nothing is compiled."
 
 
+def _shape_notes(varying: DynamicBatch | None, dynamic: bool | None, open_: bool) -> Iterator[str]:
+    """What becomes of a batch size that varies."""
+    if varying is None or dynamic:
+        return
+    if open_:
+        yield f"The first dimension is dynamic from the first step: {varying.reason}."
+    else:
+        why = "dynamic=False" if dynamic is False else "the backend takes no dynamic shapes"
+        yield f"Each batch size gets a graph of its own ({why}): {varying.reason}."
+
+
+def _beside_notes(model: nn.Module, arguments: Arguments, settings: Settings) -> Iterator[str]:
+    """What of losses and optimizers stays as it is although it was to be compiled."""
+    if settings.compile_loss and not arguments.losses_of(model):
+        yield "compile_loss=True, and no loss was given."
+    if settings.compile_optimizer and not arguments.optimizers_of(model):
+        yield "compile_optimizer=True, and no optimizer was given."
+    for optimizer in arguments.optimizers_of(model) if settings.compile_optimizer else ():
+        if besides.is_fused(optimizer):
+            yield f"{type(optimizer).__name__} has fused=True: its step is one kernel already, and is not compiled."
+
+
 def _refuse_lazy(model: nn.Module) -> None:
     """Dynamo restores the random state after it traced a lazy module's initialisation: all blocks would start alike."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -273,6 +298,10 @@ def _steps(
     for optimizer in arguments.optimizers_of(model):
         target = type(optimizer).__name__
         yield Step("optimizers", target, strategy.name, "must own the parameters that live after wrapping")
+    for region in besides.losses(arguments, model) if settings.compile_loss and regions else ():
+        yield Step("compile loss", region.kind, chosen.backend.name, region.reason, region)
+    for region in besides.optimizers(arguments, model) if settings.compile_optimizer and regions else ():
+        yield Step("compile optimizer", region.kind, chosen.backend.name, region.reason, region)
     for loader in arguments.loaders:
         yield Step("loaders", type(loader).__name__, "torchrig", "batches must arrive on the model's device")
 

@@ -83,7 +83,7 @@ def _runs(arguments: Arguments, settings: Settings, drafting: Drafting, undos: l
         if not _prepared_alike(given, settings):
             taken = usercompile.take_off(given, settings, undos)
             planning = functools.partial(drafting, arguments=arguments, settings=taken.settings)
-            runs.append(Run(given, taken.model, arguments.optimizers_of(taken.model), planning, undos))
+            runs.append(Run(given, taken.model, arguments, planning, undos))
     return runs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,19 +42,48 @@ def first_line(text: str) -> str:
     return text.strip().splitlines()[0].split("  # ")[0].strip() if text.strip() else text
 
 
+# what a failed guard says (a regular expression) -> what can be done about it
 _HINTS = (
-    ("cache", "It is a cache's state: pass use_cache=False while training; while generating, let the cache be static."),
-    ("past_key_value", "Pass use_cache=False while training."),
-    ("___check_type_id", "Its instances hold modules of different classes; parametrized modules have one class each."),
-    ("requires_grad", "Its inputs differ in requires_grad between calls, as behind a frozen embedding."),
-    ("size mismatch", "Its input's shape varies: pass dynamic=True, or pad to one shape."),
-    ("stride mismatch", "Its input's strides vary: make it contiguous before the block."),
-    ("grad_mode", "It runs with and without gradients; each needs a graph."),
-    ("_forward_hooks", "A hook was put on one of its children after the first call."),
-    ("==", "Its instances differ in this value, so each value needs a graph: make it an argument, or split the class."),
+    (r"cache", "It is a cache's state: pass use_cache=False while training; while generating, let it be static."),
+    (r"past_key_value", "Pass use_cache=False while training."),
+    (
+        r"___check_type_id",
+        "Its instances hold modules of different classes; parametrized modules have one class each.",
+    ),
+    (
+        r"param_groups",
+        "A scheduler changes this number of the optimizer's; in a compiled step only lr may change. Leave this "
+        "optimizer uncompiled (compile_optimizer=False).",
+    ),
+    (
+        r"requires_grad",
+        "Its inputs differ in requires_grad between calls, as behind a frozen embedding: the first block then needs no "
+        "gradient for its input, and has a graph without it.",
+    ),
+    (
+        r"^2 <= |expected 1, actual|actual 1$",
+        "PyTorch gives size 1 a graph of its own: pad, or drop the last batch (drop_last=True).",
+    ),
+    (
+        r"'NoneType' object has no attribute 'size'",
+        "One instance's input is a view of another tensor, as what a Linear gives for three dimensions is, and "
+        "another's is not; with open shapes PyTorch tells them apart.",
+    ),
+    (
+        r"size mismatch at index 0",
+        "Dimension 0 varies: give prepare the loader whose batches do, or mark dimension 0 dynamic with dynamic=True.",
+    ),
+    (r"size mismatch", "Its input's shape varies: pass dynamic=True, or pad to one shape."),
+    (r"stride mismatch", "Its input's strides vary: make it contiguous before the block."),
+    (r"grad_mode", "It runs with and without gradients; each needs a graph."),
+    (r"_forward_hooks", "A hook was put on one of its children after the first call."),
+    (
+        r"==",
+        "Its instances differ in this value, so each value needs a graph: make it an argument, or split the class.",
+    ),
 )
 
 
 def hint_for(guard: str) -> str:
     """What can be done about a guard that failed; empty when nothing is known."""
-    return next((hint for mark, hint in _HINTS if mark in guard), "")
+    return next((hint for mark, hint in _HINTS if re.search(mark, guard)), "")

@@ -45,6 +45,7 @@ class KindRecord:
         breaks: Where graphs ended early.
         fallbacks: Why code of this kind ran eager.
         gave_up: Whether nothing of it is compiled any more.
+        checked: Whether it was looked at after its first run.
     """
 
     region: Region
@@ -58,6 +59,7 @@ class KindRecord:
     breaks: list[dynamo.Break] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     gave_up: bool = False
+    checked: bool = False
     _seen: set[tuple[str, str]] = field(default_factory=set)
     _pending_restart: str | None = None
 
@@ -181,14 +183,16 @@ class KindRecord:
         return None
 
     def check_compiled(self) -> None:
-        """Report a region for which no graph was built; called after the model ran once."""
-        if self.graphs or self.fallbacks:
+        """Report, once, a region for which no graph was built; called after it was to run for the first time."""
+        if self.checked or self.graphs or self.fallbacks:
+            self.checked = True
             return
+        self.checked = True
         instances = ", ".join(self.region.instances[:3]) + (", ..." if len(self.region.instances) > 3 else "")
         self.policy.handle(
             "region_not_compiled",
             RegionNotCompiled(
-                f"Region {self.region.kind} ({instances or 'the whole model'}) built no graph in the first forward: "
+                f"Region {self.region.kind} ({instances or 'the whole model'}) built no graph in its first run: "
                 "either it did not run, or PyTorch skipped its code. Exclude it, or try another placement."
             ),
         )

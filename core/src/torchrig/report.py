@@ -49,7 +49,8 @@ class KindReport:
         recompiles: Graphs beyond the first of a function in a mode.
         breaks: Where its graphs ended early.
         fallbacks: Why code of it runs eager.
-        compile_seconds: Wall time spent on compiling it, in seconds; a backward compiled later is not in it.
+        compile_seconds: Wall time spent on compiling it, in seconds. The backward is compiled along with the forward in
+            training mode; one that is compiled later is not in it.
     """
 
     kind: str
@@ -78,7 +79,8 @@ class Report:
         model: The model's class name.
         backend: The backend's name.
         strategy: The strategy's name.
-        kinds: One entry for each region kind, in the model's order; empty where nothing is compiled.
+        kinds: One entry for each region kind, in the model's order, then the losses and optimizer steps; empty where
+            nothing is compiled.
     """
 
     model: str
@@ -138,9 +140,9 @@ def _row(kind: KindReport) -> tuple[str, ...]:
 def _details(kinds: tuple[KindReport, ...]) -> list[str]:
     lines = []
     for kind in kinds:
-        lines += [
-            f"{kind.kind} recompiled ({each.mode}): {each.guard}. {each.hint}".rstrip() for each in kind.recompiles
-        ]
+        for place, each in enumerate(kind.recompiles):
+            told = any(each.hint == before.hint for before in kind.recompiles[:place])
+            lines.append(f"{kind.kind} recompiled ({each.mode}): {each.guard}. {'' if told else each.hint}".rstrip())
         lines += [f"{kind.kind} breaks at {each.where}: {each.reason}" for each in kind.breaks]
         lines += [f"{kind.kind} fell back: {each}" for each in kind.fallbacks]
     return lines
@@ -179,7 +181,9 @@ def _records_in(model: nn.Module) -> list[KindRecord]:
 
 
 def _kinds(observation: Observation | None) -> tuple[KindReport, ...]:
-    return () if observation is None else tuple(_kind_report(record) for record in observation.records.values())
+    if observation is None:
+        return ()
+    return tuple(_kind_report(each) for each in (*observation.records.values(), *observation.besides.values()))
 
 
 def _kind_report(record: KindRecord) -> KindReport:

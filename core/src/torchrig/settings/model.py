@@ -72,6 +72,8 @@ class Settings(BaseSettings):
         placement: How the compiled code is put on a region: ``"auto"``, ``"forward"``, ``"inplace"`` or ``"wrap"``.
         reapply_compile: Whether a compile that the user applied before (``torch.compile(model)``,
             ``model.compile()``) is taken off, and applied again at its step. ``False`` leaves it in place.
+        compile_loss: Compile the loss functions given to prepare, too.
+        compile_optimizer: Compile ``optimizer.step()`` of the optimizers given to prepare, too.
         on_failure: When compiling raises: ``"raise"``, or ``"eager"`` to warn once and go on uncompiled.
         on_problem: ``"warn"``, ``"raise"`` or ``"ignore"``, for all problems or by kind; see :class:`OnProblem`.
         mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``.
@@ -98,6 +100,8 @@ class Settings(BaseSettings):
     exclude: Annotated[list[str | type], PlainValidator(values.classes), Spelled("list")] = Field(default_factory=list)
     placement: Annotated[str, PlainValidator(values.one_of("auto", "forward", "inplace", "wrap"))] = "auto"
     reapply_compile: Annotated[bool, PlainValidator(values.flag)] = True
+    compile_loss: Annotated[bool, PlainValidator(values.flag)] = False
+    compile_optimizer: Annotated[bool, PlainValidator(values.flag)] = False
     on_failure: Annotated[str, PlainValidator(values.one_of("raise", "eager"))] = "raise"
     on_problem: Annotated[OnProblem, BeforeValidator(values.problems), Spelled("mapping")] = OnProblem()
     mixed_precision: Annotated[str, PlainValidator(values.one_of("no", "bf16", "fp16"))] = "no"

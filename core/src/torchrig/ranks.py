@@ -1,0 +1,97 @@
+"""What all ranks of a process group do together: wait longer for one another, and learn when one of them failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from .errors import RankFailed
+
+PATIENCE = timedelta(hours=2)  # a rank may be compiling for as long while the others wait in a collective
+
+
+def distributed() -> bool:
+    """Whether this process is in a process group."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def is_first() -> bool:
+    """Whether this process speaks for all of them."""
+    return not distributed() or torch.distributed.get_rank() == 0
+
+
+@contextmanager
+def patient(timeout: timedelta = PATIENCE) -> Iterator[None]:
+    """Wait in collectives of any group for ``timeout`` rather than for what the group was made with.
+
+    Done through ``torch.distributed.distributed_c10d._set_pg_timeout`` and ``_world.pg_map``, which are private: there
+    is no public way to change the timeout of a group that exists (torch 2.9 and 2.13). Where they are gone, the groups'
+    own timeouts hold.
+    """
+    before = [(group, each) for group in _groups() if (each := _timeout(group)) is not None and each < timeout]
+    try:
+        for group, _ in before:
+            _set(group, timeout)
+        yield
+    finally:
+        for group, each in before:
+            _set(group, each)
+
+
+@contextmanager
+def together(what: str) -> Iterator[None]:
+    """Do something on every rank; leave only when all have done it, and raise on all of them if one raises.
+
+    Args:
+        what: What is done, as a message calls it.
+
+    Raises:
+        RankFailed: Another rank raised. The rank that did raises what it raised.
+    """
+    try:
+        yield
+    except Exception as error:
+        _tell(f"{type(error).__name__}: {error}")
+        raise
+    failed = {rank: told for rank, told in enumerate(_tell(None)) if told is not None}
+    if failed:
+        rank, told = next(iter(failed.items()))
+        raise RankFailed(f"Rank {rank} failed in {what}, so that no rank goes on: {told}")
+
+
+def _tell(error: str | None) -> list[str | None]:
+    """What each rank says; every rank waits here for the others."""
+    if not distributed() or torch.distributed.get_world_size() == 1:
+        return [error]
+    told: list[str | None] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(told, error)
+    return told
+
+
+def _groups() -> list[Any]:
+    if not distributed():
+        return []
+    from torch.distributed import distributed_c10d
+
+    world = getattr(distributed_c10d, "_world", None)
+    return list(getattr(world, "pg_map", ()))
+
+
+def _timeout(group: Any) -> timedelta | None:
+    """The timeout of a group; ``None`` where it cannot be asked for, or this process is not in the group."""
+    for device in getattr(group, "_device_types", ()):
+        options = getattr(group._get_backend(device), "options", None)
+        found = getattr(options, "_timeout", None)
+        if isinstance(found, timedelta):
+            return found
+    return None
+
+
+def _set(group: Any, timeout: timedelta) -> None:
+    from torch.distributed import distributed_c10d
+
+    distributed_c10d._set_pg_timeout(timeout, group)
