@@ -22,12 +22,11 @@ def artifact(name: str, payload: Callable[[], str]) -> None:
         name: What it is called; ``"torchrig_plan"`` and ``"torchrig_report"`` are torchrig's.
         payload: Makes the JSON text.
     """
-    write = getattr(getattr(torch, "_logging", None), "trace_structured", None)
-    if write is None:
-        return
     metadata = {"name": name, "encoding": "json"}
     try:
         # expect_trace_id: it belongs to no compiled frame, and would else have its own call stack recorded.
-        write("artifact", metadata_fn=lambda: metadata, payload_fn=payload, expect_trace_id=False)
-    except Exception:  # its arguments may change as much as its name; a trace is no reason to stop a training run
+        torch._logging.trace_structured(
+            "artifact", metadata_fn=lambda: metadata, payload_fn=payload, expect_trace_id=False
+        )
+    except Exception:  # it may go, or take other arguments; a trace is no reason to stop a training run
         logger.debug("no %s in PyTorch's structured trace", name, exc_info=True)
