@@ -73,6 +73,23 @@ FLAGS: tuple[Flag, ...] = (
 )
 
 
+def unsupported() -> str | None:
+    """Why Dynamo cannot compile in this Python at all; ``None`` where it can."""
+    try:
+        torch._dynamo.eval_frame.check_if_dynamo_supported()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def switches() -> dict[str, bool]:
+    """Dynamo's flags that keep code eager without a word, and whether they are on.
+
+    ``disable`` compiles nothing; ``suppress_errors`` runs eager what cannot be compiled.
+    """
+    return {name: bool(getattr(torch._dynamo.config, name, False)) for name in ("disable", "suppress_errors")}
+
+
 def flags() -> dict[str, Any]:
     """The flags of :data:`FLAGS` that this torch has."""
     return {flag.name: flag.value for flag in FLAGS if hasattr(torch._dynamo.config, flag.name)}

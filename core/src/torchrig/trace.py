@@ -25,7 +25,7 @@ def artifact(name: str, payload: Callable[[], str]) -> None:
     metadata = {"name": name, "encoding": "json"}
     try:
         # expect_trace_id: it belongs to no compiled frame, and would else have its own call stack recorded.
-        torch._logging.trace_structured(
+        torch._logging.trace_structured(  # type: ignore[attr-defined]
             "artifact", metadata_fn=lambda: metadata, payload_fn=payload, expect_trace_id=False
         )
     except Exception:  # it may go, or take other arguments; a trace is no reason to stop a training run

@@ -14,6 +14,7 @@ from torchrig.errors import SettingsError, TorchrigError
 COMMANDS = {
     "backends": "plugins",
     "config": "config",
+    "doctor": "doctor",
     "explain": "explain",
     "plan": "plan",
     "plugins": "plugins",

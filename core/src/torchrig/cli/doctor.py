@@ -1,0 +1,28 @@
+"""``torchrig doctor``: everything a bug report needs, and what would stop a compile here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from .options import as_json, settings_of, settings_options
+
+
+@click.command()
+@settings_options
+@as_json
+def doctor(file: Path | None, pairs: tuple[str, ...], strategy: str | None, backend: str | None, as_json: bool) -> None:
+    """Show what a bug report needs: PyTorch, devices, compilers, plugins, settings, variables, caches.
+
+    The home folder and the user's name in paths are shown as ~, secrets are not shown. Nothing is compiled, and no
+    model is needed.
+
+    Exits with 1 where something would stop a compile with the settings as they are; the end of the output says what.
+    """
+    from torchrig.doctor import examine
+
+    found = examine(lambda: settings_of(file, pairs, strategy, backend))
+    click.echo(found.to_json() if as_json else str(found))
+    sys.exit(0 if found.ok else 1)

@@ -1,0 +1,113 @@
+"""What would stop a compile on this machine, and what would hide that it was stopped; found by asking, not by guessing.
+
+The plan of a model of one layer is drawn up with the settings as they are: it refuses what ``prepare`` would refuse.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from torchrig.catalogue import DynamoBackend
+from torchrig.errors import BackendNotInstalled, TorchrigError, TorchrigWarning
+from torchrig.plan import plan
+from torchrig.plugins import load_backend
+
+from . import folders
+
+if TYPE_CHECKING:
+    from torchrig.hookspecs import Plan
+    from torchrig.settings import Settings
+
+    from .folders import Folder
+
+_NONE = DynamoBackend.NO.value
+_DEFAULT = DynamoBackend.INDUCTOR.value  # what torch.compile compiles with when nothing else is asked of it
+_ALWAYS = DynamoBackend.EAGER.value
+
+
+def backend_to_judge(settings: Settings | None) -> tuple[str, str]:
+    """The backend that a compile would use, and why that one.
+
+    The one of the settings; where they choose none, that of ``torch.compile`` itself, if it is installed.
+    """
+    if settings is not None and settings.backend != _NONE:
+        chosen = settings.backend
+        name = chosen if isinstance(chosen, str) else getattr(chosen, "__name__", type(chosen).__name__)
+        return name, f"the settings' backend (from {settings.origin('backend')})"
+    chose = "the settings cannot be read" if settings is None else f"the settings choose {_NONE!r}"
+    try:
+        load_backend(_DEFAULT)
+    except BackendNotInstalled as error:
+        return _ALWAYS, f"{chose}; {error}"
+    except TorchrigError:
+        pass
+    return _DEFAULT, f"{chose}; it is what torch.compile takes by default"
+
+
+def stops(settings: Settings | None, backend: str, looked_at: Iterable[Folder]) -> tuple[list[str], list[str]]:
+    """What would stop a compile, and what only gives cause for doubt.
+
+    Args:
+        settings: The settings; ``None`` where they cannot be read.
+        backend: The backend that is judged.
+        looked_at: The folders that code is kept in.
+    """
+    mine = [folder for folder in looked_at if folder.of == f"backend {backend}"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = [*_of_dynamo(), *_of_plan(settings, backend), *_of_folders(mine)]
+    doubts = [str(each.message) for each in caught if issubclass(each.category, TorchrigWarning)]
+    doubts += [f"{folder.path}: {folder.doubt}" for folder in mine if folder.doubt is not None]
+    return list(dict.fromkeys(found)), list(dict.fromkeys([*doubts, *_hidden()]))
+
+
+def _of_dynamo() -> Iterator[str]:
+    try:
+        from torchrig import dynamo
+    except Exception as error:
+        yield f"torch._dynamo cannot be imported: {type(error).__name__}: {error}"
+        return
+    reason = dynamo.unsupported()
+    if reason is not None:
+        yield reason
+    if dynamo.switches()["disable"]:
+        yield "torch._dynamo.config.disable is on: nothing is compiled. TORCH_COMPILE_DISABLE=1 sets it."
+
+
+def _hidden() -> Iterator[str]:
+    try:
+        from torchrig import dynamo
+    except Exception:  # told as what stops a compile
+        return
+    if dynamo.switches()["suppress_errors"]:
+        yield (
+            "torch._dynamo.config.suppress_errors is on: what fails to compile runs eager without an error. "
+            "TORCHDYNAMO_SUPPRESS_ERRORS sets it; unset it to see why."
+        )
+
+
+def _of_plan(settings: Settings | None, backend: str) -> Iterator[str]:
+    try:
+        if settings is None:
+            load_backend(backend)
+            return
+        yield from _planned(settings, backend).notes
+    except TorchrigError as error:
+        yield str(error)
+
+
+def _planned(settings: Settings, backend: str) -> Plan:
+    chosen = {} if settings.backend != _NONE else {"backend": backend}
+    return plan(nn.Linear(1, 1), settings=settings.replace(regions="whole", exclude=[], **chosen))
+
+
+def _of_folders(mine: Iterable[Folder]) -> Iterator[str]:
+    for folder in mine:
+        if folder.problem is not None:
+            yield f"{folder.path}, where compiled code is kept: {folder.problem}."
+    if (reason := folders.temporary()) is not None:
+        yield reason
