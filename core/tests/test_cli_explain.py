@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import textwrap
 import warnings
@@ -154,6 +155,14 @@ def test_a_mistake_of_the_users_is_one_readable_line(run: Any, model: str, batch
     assert result.exit_code == 1
     assert message in result.output
     assert result.output.startswith("Error: ") and result.output.count("\n") == 1
+
+
+def test_a_wrong_batch_is_one_line_on_the_console_too(run: Any) -> None:
+    """PyTorch logs a traceback of its own, on the console as it was when PyTorch was imported."""
+    command = [sys.executable, "-m", "torchrig", "explain", "models_for_explain:Net"]
+    done = subprocess.run([*command, "--batch", "models_for_explain:wide"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: The forward of") and done.stderr.count("\n") == 1
 
 
 def test_what_the_backend_raises_is_a_fall_back_in_the_report(run: Any, install: Any) -> None:

@@ -306,6 +306,40 @@ def test_which_variables_are_shown() -> None:
     assert machine.environment({**given, **others}) == given
 
 
+def test_a_small_model_is_compiled_where_asked() -> None:
+    result = run("--backend", "eager", "--try")
+    assert result.exit_code == 0
+    assert result.output.rstrip().endswith("runs: a small model was compiled")
+    assert not told("--backend", "eager")["tried"]
+
+
+FAULTY = """
+from torchrig import BackendInfo, hookimpl
+
+@hookimpl
+def describe():
+    return BackendInfo(name="faulty", summary="raises")
+
+@hookimpl
+def torch_compile_kwargs(request):
+    def compile(graph, inputs):
+        raise RuntimeError("Python.h: No such file")
+    return {"backend": compile}
+"""
+
+
+def test_what_only_a_compile_shows_is_a_stop(install: Any) -> None:
+    install("acme", {"faulty": "faulty_module"}, {"faulty_module": FAULTY})
+    assert told("--backend", "faulty")["ok"]
+    found = told("--backend", "faulty", "--try")
+    assert len(found["stops"]) == 1 and "RuntimeError: Python.h: No such file" in found["stops"][0]
+
+
+def test_nothing_is_tried_where_it_cannot_run() -> None:
+    found = told("--backend", "eager", "--set", "disable=true", "--try")
+    assert (found["tried"], len(found["stops"])) == (False, 1)
+
+
 def test_a_fresh_process_says_the_same_and_compiles_nothing() -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHRIG_")}
     done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -107,3 +108,21 @@ def test_the_command_fails_where_there_is_no_compiler(tmp_path: Path):
     assert done.returncode == 1
     assert "stopped: " in done.stdout and "no compiler" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow_compile
+def test_a_compiler_that_only_says_its_version_is_found_out_by_trying(tmp_path: Path):
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\ncase "$1" in --version) echo "cc 9.9";; *) echo "no headers" >&2; exit 1;; esac\n')
+    compiler.chmod(0o755)
+    surroundings = {name: value for name, value in os.environ.items() if not name.startswith("TORCHRIG_")}
+    surroundings |= {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "torchrig", "doctor", "--backend", "inductor", "--set", "device=cpu", "--json"]
+    quick, thorough = (
+        subprocess.run([*command, *more], env=surroundings, capture_output=True, text=True, check=False)
+        for more in ([], ["--try"])
+    )
+    assert (quick.returncode, json.loads(quick.stdout)["stops"]) == (0, [])
+    assert thorough.returncode == 1
+    (stop,) = json.loads(thorough.stdout)["stops"]
+    assert stop.startswith("A small model was to be compiled: backend 'inductor' failed:")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +51,7 @@ def explain(
     from torchrig.trial import StepFailed, try_step
 
     try:
-        with working_directory_first():
+        with working_directory_first(), _without_pytorchs_account():
             trial = try_step(model, given, settings, train=not evaluate)
     except StepFailed as failed:
         cause = failed.__cause__
@@ -56,6 +59,21 @@ def explain(
         raise ArgumentError(f"The {failed.stage} of {factory} on {batch} raised {told(cause)}") from cause
     click.echo(_json(trial) if as_json else _text(trial))
     sys.exit(0 if trial.ok else 1)
+
+
+@contextmanager
+def _without_pytorchs_account() -> Iterator[None]:
+    """Keep back the traceback that PyTorch logs of an operation that failed while it was traced: the error is told."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def is_no_error(record: logging.LogRecord) -> bool:
+        return record.levelno < logging.ERROR
+
+    logger.addFilter(is_no_error)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_no_error)
 
 
 def _json(trial: Trial) -> str:

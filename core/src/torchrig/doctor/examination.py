@@ -43,6 +43,7 @@ class Examination:
         because: Why that one.
         stops: What would stop a compile; empty where nothing would.
         doubts: What would not stop it, and may hide or spoil it.
+        tried: Whether a small model was really compiled.
     """
 
     machine: Mapping[str, str]
@@ -57,6 +58,7 @@ class Examination:
     because: str
     stops: tuple[str, ...]
     doubts: tuple[str, ...]
+    tried: bool
 
     @property
     def ok(self) -> bool:
@@ -74,11 +76,12 @@ class Examination:
         return "\n\n".join(f"{title}\n{body}" for title, body in _sections(self))
 
 
-def examine(find_settings: Callable[[], Settings]) -> Examination:
+def examine(find_settings: Callable[[], Settings], *, try_it: bool = False) -> Examination:
     """Look at everything. What cannot be looked at is told, and stops nothing.
 
     Args:
         find_settings: Makes the settings to judge; a :class:`SettingsError` of it becomes part of the examination.
+        try_it: Whether to compile a small model as well, where nothing else was found that stops it.
     """
     from torchrig.plugins import inventory
 
@@ -90,6 +93,9 @@ def examine(find_settings: Callable[[], Settings]) -> Examination:
     stops, doubts = obstacles.stops(settings, backend, looked_at)
     if error is not None:
         stops.insert(0, f"The settings cannot be read: {error}")
+    tried = try_it and settings is not None and not stops
+    if tried and settings is not None:
+        stops += obstacles.tried(settings, backend)
     found = Examination(
         machine=machine.summary(),
         packages=machine.packages(),
@@ -103,6 +109,7 @@ def examine(find_settings: Callable[[], Settings]) -> Examination:
         because=because,
         stops=tuple(stops),
         doubts=tuple(doubts),
+        tried=tried,
     )
     return discreet.shortened(found)
 
@@ -160,5 +167,6 @@ def _folder_line(folder: Folder) -> str:
 
 
 def _verdict(found: Examination) -> str:
-    lines = [f"  stopped: {each}" for each in found.stops] or ["  would run: nothing was found that stops it"]
+    well = "runs: a small model was compiled" if found.tried else "would run: nothing was found that stops it"
+    lines = [f"  stopped: {each}" for each in found.stops] or [f"  {well}"]
     return "\n".join([*lines, *(f"  doubtful: {each}" for each in found.doubts)])

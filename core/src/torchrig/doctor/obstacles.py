@@ -5,16 +5,19 @@ The plan of a model of one layer is drawn up with the settings as they are: it r
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from torchrig.catalogue import DynamoBackend
 from torchrig.errors import BackendNotInstalled, TorchrigError, TorchrigWarning
 from torchrig.plan import plan
 from torchrig.plugins import load_backend
+from torchrig.problems import first_line
 
 from . import folders
 
@@ -65,6 +68,31 @@ def stops(settings: Settings | None, backend: str, looked_at: Iterable[Folder]) 
     return list(dict.fromkeys(found)), list(dict.fromkeys([*doubts, *_hidden()]))
 
 
+def tried(settings: Settings, backend: str) -> list[str]:
+    """What went wrong when a small model was really compiled, forward and backward, in this one process.
+
+    Its width is a random one, so that a compiler is run where else a cache would answer.
+    """
+    from torchrig.trial import StepFailed, try_step
+
+    width = random.SystemRandom().randrange(3, 2000)
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+    changed = {**_small(settings, backend), "strategy": "single", "on_problem": "ignore", "on_failure": "eager"}
+    try:
+        report = try_step(model, torch.ones(2, width), settings.replace(**changed)).report
+    except StepFailed as failed:
+        return [f"A small model was compiled, and its {failed.stage} raised {_first(failed.__cause__)}"]
+    except TorchrigError as error:
+        return [str(error)]
+    kinds = report.kinds
+    reasons = [reason for kind in kinds for reason in (*kind.fallbacks, *(each.reason for each in kind.breaks))]
+    return [f"A small model was to be compiled: {reason}" for reason in reasons]
+
+
+def _first(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {first_line(str(error))}"
+
+
 def _of_dynamo() -> Iterator[str]:
     try:
         from torchrig import dynamo
@@ -101,8 +129,13 @@ def _of_plan(settings: Settings | None, backend: str) -> Iterator[str]:
 
 
 def _planned(settings: Settings, backend: str) -> Plan:
+    return plan(nn.Linear(1, 1), settings=settings.replace(**_small(settings, backend)))
+
+
+def _small(settings: Settings, backend: str) -> dict[str, Any]:
+    """What of the settings is changed for a model that is not the user's."""
     chosen = {} if settings.backend != _NONE else {"backend": backend}
-    return plan(nn.Linear(1, 1), settings=settings.replace(regions="whole", exclude=[], **chosen))
+    return {"regions": "whole", "exclude": [], **chosen}
 
 
 def _of_folders(mine: Iterable[Folder]) -> Iterator[str]:
