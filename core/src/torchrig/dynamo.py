@@ -18,6 +18,10 @@ What is used and why; run on torch 2.13.0, and read in the sources of 2.9.0, whe
     What ``torch.compile(module)`` gives; ``Module._compiled_call_impl``, which ``module.compile()`` leaves behind, is
     touched in :mod:`torchrig.placement`.
 
+``check_if_dynamo_supported``, ``torch._dynamo.config.disable`` and ``.suppress_errors``
+    Whether this Python can compile at all, and what keeps code eager without a word: for ``torchrig doctor``. Run on
+    torch 2.13.0.
+
 ``core/tests/test_dynamo.py`` fails when one of them goes away. Importing this module imports Dynamo (about two
 seconds), so the rest of torchrig imports it only when something is to be compiled.
 """

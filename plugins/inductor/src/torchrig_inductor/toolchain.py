@@ -69,7 +69,7 @@ def facts() -> dict[str, str]:
 def cache_dirs() -> list[str]:
     """The folders that generated and compiled code is kept in; none is made by asking.
 
-    Private (PyTorch 2.5 to 2.13): where the cache is when no variable says so. Inductor's own ``cache_dir()`` would
+    Private (run on PyTorch 2.13.0): where the cache is when no variable says so. Inductor's own ``cache_dir()`` would
     make the folder and set the variable.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
