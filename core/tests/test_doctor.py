@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 import torchrig
 from torchrig.cli import main
-from torchrig.doctor import discreet, examine, folders, machine
+from torchrig.doctor import discreet, examine, folders, machine, obstacles
 from torchrig.settings import Settings
 
 BACKEND = """
@@ -156,7 +156,6 @@ def test_a_backend_that_cannot_be_used(rocket: Any, backend: str, stop: str) -> 
 
 def test_without_the_default_backend_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchrig import errors
-    from torchrig.doctor import obstacles
 
     def missing(name: str) -> None:
         raise errors.BackendNotInstalled(
@@ -335,9 +334,30 @@ def test_what_only_a_compile_shows_is_a_stop(install: Any) -> None:
     assert len(found["stops"]) == 1 and "RuntimeError: Python.h: No such file" in found["stops"][0]
 
 
+def test_a_model_that_was_left_eager_without_a_word_is_a_stop() -> None:
+    import torch._dynamo
+
+    with torch._dynamo.config.patch(disable=True):
+        (stop,) = obstacles.tried(Settings(), "eager")
+    assert "no graph was built" in stop
+
+
 def test_nothing_is_tried_where_it_cannot_run() -> None:
     found = told("--backend", "eager", "--set", "disable=true", "--try")
     assert (found["tried"], len(found["stops"])) == (False, 1)
+
+
+@pytest.mark.parametrize("variable", ["TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"])
+def test_a_process_started_with_the_compiler_off_says_so_once(variable: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torchrig", "doctor", "--backend", "eager", "--json"],
+        env={**os.environ, variable: "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["stops"] == [f"{variable}=1 is set in the environment: nothing is compiled."]
 
 
 def test_a_fresh_process_says_the_same_and_compiles_nothing() -> None:

@@ -5,6 +5,7 @@ The plan of a model of one layer is drawn up with the settings as they are: it r
 
 from __future__ import annotations
 
+import os
 import random
 import warnings
 from collections.abc import Iterable, Iterator
@@ -79,13 +80,15 @@ def tried(settings: Settings, backend: str) -> list[str]:
     model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
     changed = {**_small(settings, backend), "strategy": "single", "on_problem": "ignore", "on_failure": "eager"}
     try:
-        report = try_step(model, torch.ones(2, width), settings.replace(**changed)).report
+        trial = try_step(model, torch.ones(2, width), settings.replace(**changed))
     except StepFailed as failed:
         return [f"A small model was compiled, and its {failed.stage} raised {_first(failed.__cause__)}"]
     except TorchrigError as error:
         return [str(error)]
-    kinds = report.kinds
+    kinds = trial.report.kinds
     reasons = [reason for kind in kinds for reason in (*kind.fallbacks, *(each.reason for each in kind.breaks))]
+    if not trial.ok and not reasons:
+        reasons = ["no graph was built of it, and PyTorch does not say why"]
     return [f"A small model was to be compiled: {reason}" for reason in reasons]
 
 
@@ -102,8 +105,8 @@ def _of_dynamo() -> Iterator[str]:
     reason = dynamo.unsupported()
     if reason is not None:
         yield reason
-    if dynamo.switches()["disable"]:
-        yield "torch._dynamo.config.disable is on: nothing is compiled. TORCH_COMPILE_DISABLE=1 sets it."
+    if dynamo.switches()["disable"] and os.environ.get("TORCH_COMPILE_DISABLE") != "1":  # which the plan tells of
+        yield "torch._dynamo.config.disable is on: nothing is compiled."
 
 
 def _hidden() -> Iterator[str]:
