@@ -221,6 +221,20 @@ def test_a_folder_that_refuses_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
     assert reason is not None and "Permission denied" in reason and "TMPDIR" in reason
 
 
+def test_a_folder_in_somebodys_private_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private, ask = tmp_path / "private", Path.stat
+
+    def refuse(path: Path, **options: Any) -> os.stat_result:
+        if private in path.parents:
+            raise PermissionError(13, "Permission denied")
+        return ask(path, **options)
+
+    private.mkdir()
+    monkeypatch.setattr(Path, "stat", refuse)
+    found = folders.look_at(str(private / "cache"), "backend x")
+    assert (found.exists, found.problem) == (False, None)  # root may write there; others are told that they may not
+
+
 def test_a_folder_of_somebody_else_is_doubtful(rocket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rocket(folders=(str(tmp_path),))
     own = os.geteuid()

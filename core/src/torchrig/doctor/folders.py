@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ class Folder:
 
 def look_at(path: str, of: str) -> Folder:
     """Look at a folder, which need not exist. A file is written into it and removed again; no folder is made."""
-    exists = Path(path).is_dir()
+    exists = _is_folder(Path(path))
     files, size = _contents(path) if exists else (0, 0)
     foreign = _foreign_owner(path) if exists else None
     return Folder(
@@ -63,7 +64,7 @@ def temporary() -> str | None:
 
 def _problem(path: str) -> str | None:
     there = _nearest_folder(Path(path).absolute())
-    if not there.is_dir():
+    if not _is_folder(there):
         return f"{there} is a file"
     try:
         with tempfile.TemporaryFile(dir=there):
@@ -75,7 +76,19 @@ def _problem(path: str) -> str | None:
 
 
 def _nearest_folder(path: Path) -> Path:
-    return next((each for each in (path, *path.parents) if each.exists()), path)
+    return next((each for each in (path, *path.parents) if _mode(each) is not None), path)
+
+
+def _is_folder(path: Path) -> bool:
+    return stat.S_ISDIR(_mode(path) or 0)
+
+
+def _mode(path: Path) -> int | None:
+    """What kind of thing is there; ``None`` for nothing, and for what lies in somebody's private folder."""
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return None
 
 
 def _no_code_from(path: Path) -> bool:
