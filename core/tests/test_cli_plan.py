@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from torchrig.cli import main
-from torchrig.cli.plan import _parsed
+from torchrig.cli.options import parsed
 
 MODEL = """
 import torch
@@ -157,4 +157,4 @@ def test_a_key_is_set_by_its_path_after_the_whole(run: object, name: str) -> Non
 
 @pytest.mark.parametrize("name", ["options.triton.cudagraphs", "options__triton.cudagraphs"])
 def test_options_keep_the_dots_of_their_names(name: str) -> None:
-    assert _parsed((f"{name}=true",)) == {"options": {"triton.cudagraphs": True}}
+    assert parsed((f"{name}=true",)) == {"options": {"triton.cudagraphs": True}}

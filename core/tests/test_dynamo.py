@@ -268,3 +268,9 @@ def test_nothing_here_warns() -> None:
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
         watched(Plain.forward, Heard())(Plain(), torch.ones(2, 4))
+
+
+def test_what_the_doctor_asks_is_there() -> None:
+    assert dynamo.unsupported() is None
+    assert dynamo.switches() == {"disable": False, "suppress_errors": False}
+    assert all(hasattr(torch._dynamo.config, name) for name in dynamo.switches())

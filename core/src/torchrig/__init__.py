@@ -48,6 +48,7 @@ from .hookspecs import (
     Wrapped,
     hookimpl,
 )
+from .logs import silence_by_default
 from .plan import plan
 from .prepare import prepare
 from .regional import compile_regions
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 __version__ = "0.1.0"
+
+silence_by_default()
 
 __all__ = [
     "AlreadyPreparedError",

@@ -24,6 +24,10 @@ What is used and why; run on torch 2.13.0, and read in the sources of 2.9.0, whe
     What ``torch.compile(module)`` gives; ``Module._compiled_call_impl``, which ``module.compile()`` leaves behind, is
     touched in :mod:`torchrig.placement`.
 
+``check_if_dynamo_supported``, ``torch._dynamo.config.disable`` and ``.suppress_errors``
+    Whether this Python can compile at all, and what keeps code eager without a word: for ``torchrig doctor``. Run on
+    torch 2.13.0.
+
 ``core/tests/test_dynamo.py`` fails when one of them goes away. Importing this module imports Dynamo (about two
 seconds), so the rest of torchrig imports it only when something is to be compiled.
 """
@@ -131,6 +135,23 @@ def flags(training: bool, daring: bool) -> Iterator[None]:
             if wanted and hasattr(flag.config, flag.name):
                 held.enter_context(flag.config.patch(flag.name, flag.value))
         yield
+
+
+def unsupported() -> str | None:
+    """Why Dynamo cannot compile in this Python at all; ``None`` where it can."""
+    try:
+        torch._dynamo.eval_frame.check_if_dynamo_supported()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def switches() -> dict[str, bool]:
+    """Dynamo's flags that keep code eager without a word, and whether they are on.
+
+    ``disable`` compiles nothing; ``suppress_errors`` runs eager what cannot be compiled.
+    """
+    return {name: bool(getattr(torch._dynamo.config, name, False)) for name in ("disable", "suppress_errors")}
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from . import besides, placement, state, tree
+from . import besides, logs, placement, state, trace, tree
 from . import optimizers as rebinding
 from .arguments import Arguments
 from .errors import AlreadyPreparedError, AmbiguousPluginError, StrategyError, TorchrigWarning
 from .hookspecs import Region, Wrapped
 from .plan import Draft
+from .report import report
 from .tree import Undo
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Run:
                 self._compile(step.region, instances[step.region.kind], places)
             elif step.action == "wrap":
                 self._wrap()
+            logs.did(step)
         self._compile_besides()
 
     def replaced(self) -> dict[int, Any]:
@@ -83,6 +85,7 @@ class Run:
             state.remember(module, kept)
         for module in self.model.modules():
             placement.drop_pending(module)  # of a part prepared before; it would be compiled along
+        trace.artifact("torchrig_plan", self.draft.plan.to_json)
         if self._observation is not None:
             placement.after_first_call(self.model, _check_compiled)
         if self.model is not self._original:
@@ -234,4 +237,7 @@ def _check_compiled(model: nn.Module) -> None:
     """Report the regions that the first forward did not compile."""
     prepared = state.recall(model)
     if prepared is not None and prepared.observation is not None:
-        prepared.observation.check_compiled()
+        try:
+            prepared.observation.check_compiled()
+        finally:
+            report(model)  # into the structured trace

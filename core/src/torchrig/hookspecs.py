@@ -33,6 +33,14 @@ def _always_available() -> str | None:
     return None
 
 
+def _no_facts() -> Mapping[str, str]:
+    return {}
+
+
+def _no_folders() -> Sequence[str]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What a backend or a strategy can do.
@@ -62,6 +70,9 @@ class PluginInfo:
         settings: The pydantic model of the plugin's own block in the settings, or ``None``.
         probe: Says why the plugin cannot be used on this machine, or ``None`` when it can.
             Called only when somebody asks; it must not initialise a device.
+        facts: What a bug report should say of the plugin's own tools, such as compilers and libraries with their
+            versions: a mapping of names to texts. Called by ``torchrig doctor`` alone, also where ``probe`` gives a
+            reason; it may take a second and import what it needs, and should change nothing.
     """
 
     name: str
@@ -70,6 +81,7 @@ class PluginInfo:
     capabilities: Capabilities = field(default_factory=Capabilities)
     settings: type[BaseModel] | None = None
     probe: Callable[[], str | None] = _always_available
+    facts: Callable[[], Mapping[str, str]] = _no_facts
 
     def unavailable_reason(self) -> str | None:
         """Why this plugin cannot be used here; ``None`` when it can."""
@@ -85,11 +97,14 @@ class BackendInfo(PluginInfo):
         modes: The values of ``mode`` it takes; empty when it takes none.
         options: A function that lists the options it takes, or ``None`` when it takes none.
             A function, because listing them may import the backend.
+        cache_dirs: A function that names the folders it keeps compiled code in, whether they are there yet or not.
+            ``torchrig doctor`` looks whether they can be written to and loaded from.
     """
 
     compiles: bool = True
     modes: tuple[str, ...] = ()
     options: Callable[[], Sequence[str]] | None = None
+    cache_dirs: Callable[[], Sequence[str]] = _no_folders
 
 
 @dataclass(frozen=True)

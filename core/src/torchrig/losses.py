@@ -10,8 +10,8 @@ import torch
 from .nested import map_tensors
 
 
-def backward(output: Any) -> None:
-    """Go backward from a model's output, if it depends on anything that learns.
+def backward(output: Any) -> bool:
+    """Go backward from a model's output, if it depends on anything that learns; returns whether it does.
 
     From the loss where the output has one (``.loss``, or the key ``"loss"``); else from every floating tensor in it,
     each with a gradient of ones.
@@ -22,6 +22,7 @@ def backward(output: Any) -> None:
     tensors = _tensors(_loss_in(output))
     if tensors:
         torch.autograd.backward(tensors, [torch.ones_like(each) for each in tensors])
+    return bool(tensors)
 
 
 def _loss_in(output: Any) -> Any:

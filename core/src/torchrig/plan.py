@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from . import besides, shapes, usercompile
+from . import besides, logs, shapes, usercompile
 from .arguments import Arguments, sort
 from .errors import ArgumentError, BackendUnavailable, PluginLoadError, SettingsError
 from .hookspecs import BackendInfo, CompileRequest, DynamicBatch, Plan, Region, Step, StrategyInfo
@@ -143,6 +143,7 @@ def _draft(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
         settings=settings,
         dynamic_batch=varying if open_ else None,
     )
+    logs.planned(made)
     return Draft(made, hooks, chosen.strategy, chosen.transforms)
 
 
@@ -214,8 +215,9 @@ def _switched_off(settings: Settings) -> Iterator[str]:
     """Why nothing is compiled although the backend would."""
     if settings.disable:
         yield f"disable=True (from {settings.origin('disable')}): nothing is compiled."
-    if os.environ.get("TORCHDYNAMO_DISABLE", "") == "1":
-        yield "TORCHDYNAMO_DISABLE=1 is set in the environment: nothing is compiled."
+    for variable in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):  # PyTorch looks for "1" alone
+        if os.environ.get(variable) == "1":
+            yield f"{variable}=1 is set in the environment: nothing is compiled."
 
 
 def _shape_notes(varying: DynamicBatch | None, dynamic: bool | None, open_: bool) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import loaders, state, usercompile
+from . import loaders, logs, state, usercompile
 from .arguments import Arguments, sort
 from .errors import AlreadyPreparedError
 from .execution import Run
@@ -69,6 +69,7 @@ def carry_out(arguments: Arguments, settings: Settings, drafting: Drafting) -> t
         for loader in arguments.loaders:
             replaced[id(loader)] = loaders.place(loader, device)
     except BaseException as error:
+        logs.took_back(len(undos), error)
         undo_all(undos, error)
         raise
     for run in runs:

@@ -87,3 +87,26 @@ _HINTS = (
 def hint_for(guard: str) -> str:
     """What can be done about a guard that failed; empty when nothing is known."""
     return next((hint for mark, hint in _HINTS if re.search(mark, guard)), "")
+
+
+_BREAK_HINTS = (
+    ("generic_jump", "A branch reads a tensor's value: use torch.where or torch.cond, or leave it out of the region."),
+    ("Data-dependent branching", "Use torch.where or torch.cond, or leave the branch out of the region."),
+    ("`print`", "Leave it out while training, or guard it with torch.compiler.is_compiling()."),
+    ("_warnings.warn", "Guard the warning with torch.compiler.is_compiling()."),
+    ("graph_break()", "Remove the torch._dynamo.graph_break() call."),
+    ("disable", "Remove the torch.compiler.disable, or exclude the module that calls what is disabled."),
+)
+_NO_ADVICE = ("Please ", "It may be possible", "This graph break is fundamental")  # of no use to a user
+
+
+def break_hint(reason: str) -> str:
+    """What can be done about a graph break: torchrig's own advice, else Dynamo's; empty when there is none.
+
+    Args:
+        reason: Dynamo's message, all its lines.
+    """
+    own = next((hint for mark, hint in _BREAK_HINTS if mark in first_line(reason)), "")
+    own = own or next((hint for mark, hint in _BREAK_HINTS if mark in reason.partition("Developer debug")[0]), "")
+    given = [line.strip().removeprefix("Hint: ") for line in reason.splitlines() if line.strip().startswith("Hint: ")]
+    return own or next((hint for hint in given if not hint.startswith(_NO_ADVICE)), "")

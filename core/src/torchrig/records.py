@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import dynamo
+from . import dynamo, logs
 from .errors import CompileProblem, GraphBreak, RecompileLimitReached, RegionCompileError, RegionNotCompiled
 from .hookspecs import Region
 from .problems import Policy, first_line, hint_for
@@ -66,6 +66,7 @@ class KindRecord:
     def converted(self, conversion: dynamo.Conversion) -> None:
         """Count what came of one conversion; see :class:`torchrig.dynamo.Listener`."""
         self.seconds += conversion.seconds
+        logs.converted(self.region.kind, conversion)
         self._count_graphs(conversion)
         for found in self._breaks_in(conversion):
             self._note_break(found)
@@ -124,6 +125,9 @@ class KindRecord:
 
     def _note_recompile(self, recompile: Recompile) -> None:
         self.recompiles.append(recompile)
+        logs.problem(
+            self.region.kind, f"recompiled ({recompile.mode}) at {recompile.where}", first_line(recompile.guard)
+        )
         told = self.policy.on_problem["recompile_limit"] != "ignore"
         if told and len(self.recompiles) == RECOMPILES_WORTH_A_WARNING:
             self.policy.warn(
@@ -146,6 +150,7 @@ class KindRecord:
         if found in self.breaks:
             return
         self.breaks.append(found)
+        logs.problem(self.region.kind, f"breaks at {found.where}", first_line(found.reason))
         if self.kwargs["fullgraph"]:
             self.give_up(found)
             return
@@ -167,6 +172,7 @@ class KindRecord:
         told = first_line(reason)
         if told not in self.fallbacks:
             self.fallbacks.append(told)
+            logs.problem(self.region.kind, "falls back to eager", told)
 
     def _problem_of(self, conversion: dynamo.Conversion, error: Exception) -> CompileProblem | None:
         kind, backend = self.region.kind, self.policy.backend

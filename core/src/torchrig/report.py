@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from . import placement, state
+from . import placement, state, trace
 from .arguments import require_module
 from .errors import TorchrigError
-from .problems import first_line, hint_for
+from .problems import break_hint, first_line, hint_for
 
 if TYPE_CHECKING:
     from .observe import Observation
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BreakReport:
-    """Where a graph ended early: ``where`` is ``file:line``."""
+    """Where a graph ended early (``file:line``), why, and what can be done."""
 
     where: str
     reason: str
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,9 @@ def _details(kinds: tuple[KindReport, ...]) -> list[str]:
     for kind in kinds:
         for place, each in enumerate(kind.recompiles):
             told = any(each.hint == before.hint for before in kind.recompiles[:place])
-            lines.append(f"{kind.kind} recompiled ({each.mode}): {each.guard}. {'' if told else each.hint}".rstrip())
-        lines += [f"{kind.kind} breaks at {each.where}: {each.reason}" for each in kind.breaks]
+            hint = "" if told else each.hint
+            lines.append(f"{kind.kind} recompiled ({each.mode}) at {each.where}: {each.guard}. {hint}".rstrip())
+        lines += [f"{kind.kind} breaks at {each.where}: {each.reason}. {each.hint}".rstrip() for each in kind.breaks]
         lines += [f"{kind.kind} fell back: {each}" for each in kind.fallbacks]
     return lines
 
@@ -160,6 +162,12 @@ def report(model: nn.Module) -> Report:
         TorchrigError: The model was not prepared.
     """
     require_module(model, "report")
+    made = _report(model)
+    trace.artifact("torchrig_report", made.to_json)
+    return made
+
+
+def _report(model: nn.Module) -> Report:
     prepared = state.recall(model)
     if prepared is not None:
         plan = prepared.plan
@@ -197,7 +205,9 @@ def _kind_report(record: KindRecord) -> KindReport:
             RecompileReport(each.where, first_line(each.guard), each.mode, hint_for(each.guard))
             for each in record.recompiles
         ),
-        breaks=tuple(BreakReport(each.where, first_line(each.reason)) for each in record.breaks),
+        breaks=tuple(
+            BreakReport(each.where, first_line(each.reason), break_hint(each.reason)) for each in record.breaks
+        ),
         fallbacks=tuple(record.fallbacks),
         compile_seconds=record.seconds,
     )

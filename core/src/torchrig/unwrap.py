@@ -6,7 +6,7 @@ import warnings
 
 from torch import nn
 
-from . import placement, state
+from . import logs, placement, state
 from .arguments import require_module
 from .errors import RegionError, TorchrigWarning
 
@@ -34,6 +34,7 @@ def unwrap(model: nn.Module, *, keep_compile: bool = True) -> nn.Module:
     if not keep_compile:
         _warn_of_patches(model, original)
         _strip(original)
+        logs.unwrapped(type(original).__name__)
         for module in (model, original):
             state.forget(module)
     return original

@@ -11,7 +11,14 @@ import click
 from torchrig.errors import SettingsError, TorchrigError
 
 # command -> the module of this package it is an attribute of
-COMMANDS = {"backends": "plugins", "config": "config", "plan": "plan", "plugins": "plugins"}
+COMMANDS = {
+    "backends": "plugins",
+    "config": "config",
+    "doctor": "doctor",
+    "explain": "explain",
+    "plan": "plan",
+    "plugins": "plugins",
+}
 
 
 class Commands(click.Group):

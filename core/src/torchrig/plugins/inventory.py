@@ -5,12 +5,12 @@ Unlike a prepare, it imports every plugin, each in isolation, so that a broken o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torchrig import entrypoints
-from torchrig.catalogue import ALIASES, BACKENDS, CORE, DISTRIBUTIONS, REMOVED, DynamoBackend
+from torchrig.catalogue import ALIASES, BACKENDS, CORE, DISTRIBUTIONS, REMOVED, DynamoBackend, normalise
 from torchrig.entrypoints import Entry, Fault
 from torchrig.errors import PluginLoadError
 from torchrig.hookspecs import BackendInfo
@@ -64,6 +64,28 @@ def installed_rows() -> list[PluginRow]:
     return [row for row in catalogue_rows() if row.status not in ("removed", "not installed")]
 
 
+@dataclass(frozen=True)
+class PluginDetail:
+    """What an installed plugin says of its own tools.
+
+    Args:
+        name: The plugin, with its kind: ``"backend inductor"``.
+        facts: What its ``facts`` says; what went wrong, where asking failed.
+        cache_dirs: The folders it keeps compiled code in.
+    """
+
+    name: str
+    facts: Mapping[str, str]
+    cache_dirs: tuple[str, ...] = ()
+
+
+def details() -> list[PluginDetail]:
+    """The details of every plugin that loads and has some to tell, whether it can run here or not."""
+    entries, _ = entrypoints.scan()
+    found = [_detail(entry) for entry in entries if switched_off(entry) is None]
+    return [each for each in found if each is not None and (each.facts or each.cache_dirs)]
+
+
 def backend_rows() -> list[PluginRow]:
     """The rows of backends: every :class:`DynamoBackend` in its order, then every other that is installed."""
     rows = [row for row in catalogue_rows() if row.kind == "backend"]
@@ -98,6 +120,22 @@ def _entry_row(
 
 def _fault_row(fault: Fault) -> PluginRow:
     return PluginRow("", "", "broken", fault.distribution, reason=fault.reason)
+
+
+def _detail(entry: Entry) -> PluginDetail | None:
+    name = f"{KINDS[entry.group].word} {entry.name}"
+    try:
+        info = load(entry).info
+    except PluginLoadError:  # it has a row of its own
+        return None
+    if normalise(info.name) != entry.name:  # an alias, of which all is told under its name
+        return None
+    try:
+        facts = {str(key): str(value) for key, value in info.facts().items()}
+        folders = tuple(map(str, info.cache_dirs())) if isinstance(info, BackendInfo) else ()
+    except (Exception, SystemExit) as error:
+        return PluginDetail(name, {"facts": f"asking for them raised {type(error).__name__}: {error}"})
+    return PluginDetail(name, facts, folders)
 
 
 def _modes(info: object) -> tuple[str, ...]:

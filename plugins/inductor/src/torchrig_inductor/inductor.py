@@ -20,6 +20,8 @@ def describe() -> BackendInfo:
         modes=MODES,
         options=options.names,
         probe=toolchain.missing_here,
+        facts=toolchain.facts,
+        cache_dirs=toolchain.cache_dirs,
     )
 
 

@@ -1,6 +1,6 @@
-"""Whether TorchInductor finds what it generates code with: a C++ compiler for CPUs, Triton for CUDA.
+"""What TorchInductor generates code with, a C++ compiler for CPUs and Triton for CUDA: whether it is there, and where.
 
-Each answer is ``None``, or the reason why not. None initialises a device.
+Nothing here initialises a device.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
+from importlib import metadata
 
 
 def missing_here() -> str | None:
@@ -57,3 +59,44 @@ def _advice(problem: str) -> str:
         f"it generates C++ for CPUs, and found no compiler ({problem.rstrip('.')}).{named} "
         "Install g++ or clang++, or set CXX to one before Python starts"
     )
+
+
+def facts() -> dict[str, str]:
+    """The tools that are found, with their versions; for a bug report."""
+    return {"C++ compiler": _cpp_compiler(), "triton": _version_of("triton")}
+
+
+def cache_dirs() -> list[str]:
+    """The folders that generated and compiled code is kept in; none is made by asking.
+
+    Private (run on PyTorch 2.13.0): where the cache is when no variable says so. Inductor's own ``cache_dir()`` would
+    make the folder and set the variable.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    folders = [os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()]
+    if triton := os.environ.get("TRITON_CACHE_DIR"):
+        folders.append(triton)
+    return folders
+
+
+def _cpp_compiler() -> str:
+    try:
+        found = _inductors_choice()
+    except RuntimeError as error:
+        return f"none found: {error}"
+    path = shutil.which(found)
+    if path is None:
+        return f"{found}, which is not on PATH"
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"{path}, which cannot be run: {error}"
+    return f"{said.splitlines()[0]} ({path})" if said.strip() else path
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"
