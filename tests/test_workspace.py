@@ -33,7 +33,8 @@ PUBLIC = {
     "PluginLoadError", "RecompileLimitReached", "Region", "RegionCompileError", "RegionError", "RegionNotCompiled",
     "Report", "Settings", "SettingsError", "Share", "Step", "StrategyError", "StrategyInfo", "StrategyNotInstalled",
     "StrategyUnavailable", "TorchrigError", "TorchrigWarning", "TransformInfo", "Wrapped", "clip_grad_norm_",
-    "compile_regions", "has_compiled_regions", "hookimpl", "is_compiled", "no_sync", "plan", "prepare", "report", "unwrap",
+    "compile_regions", "has_compiled_regions", "hookimpl", "is_compiled", "no_sync", "plan", "prepare", "report",
+    "unwrap",
 }  # fmt: skip
 
 
