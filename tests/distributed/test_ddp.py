@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torchrun import launch
 
 import torchrig
 
@@ -136,7 +138,7 @@ def test_four_processes_begin_with_the_first_ones_values():
     size = dist.get_world_size()
     torch.manual_seed(dist.get_rank())
     model = Net()
-    prepared = torchrig.prepare(model, backend="eager")
+    prepared = torchrig.prepare(model)
     torch.manual_seed(0)
     close(dict(prepared.state_dict()), dict(Net().state_dict()))
     prepared(torch.randn(size, 8)[dist.get_rank()][None]).sum().backward()
@@ -320,10 +322,85 @@ def test_a_prepare_that_raises_on_a_process_leaves_its_values(monkeypatch):
     assert not torchrig.has_compiled_regions(model) and dist.is_initialized()
 
 
-@pytest.mark.processes(2, group=False)
-def test_models_that_differ_between_processes_are_refused():
-    model = nn.Sequential(nn.Linear(8, 8 + dist.get_rank()))
-    with pytest.raises(torchrig.StrategyError, match="DistributedDataParallel refuses this Sequential"):
+def shuffled(size: int, seed: int) -> DataLoader:
+    x = torch.randn(22, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    order = torch.Generator().manual_seed(seed)
+    return DataLoader(TensorDataset(x, torch.arange(22) % 3), size, shuffle=True, drop_last=True, generator=order)
+
+
+@two
+def test_two_epochs_of_a_shuffled_loader_are_those_of_one_process():
+    def run(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader) -> list[float]:
+        losses = []
+        for x, y in (batch for _ in range(2) for batch in loader):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        mean = torch.stack(losses)
+        if model is not bare:
+            dist.all_reduce(mean)
+            mean /= 2
+        return mean.tolist()
+
+    bare, model = build(), build()
+    given = shuffled(3, seed=dist.get_rank())  # they differ, and the first one's holds
+    prepared, optimizer, loader = torchrig.prepare(model, adam(model), given, strategy="ddp", backend="eager")
+    assert (loader.batch_size, loader.drop_last, len(loader)) == (3, True, 3)
+    close(run(prepared, optimizer, loader), run(bare, adam(bare), shuffled(6, seed=0)))
+    assert torchrig.prepare(prepared, given, strategy="ddp", backend="eager")[1].sampler.num_replicas == 2
+    again = torchrig.prepare(prepared, loader, strategy="ddp", backend="eager")
+    assert again == (prepared, loader), "what was dealt out is not dealt out again"
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+@two
+def test_an_iterable_dataset_is_refused_and_left_alone_where_it_shards_itself():
+    model, given = build(), DataLoader(Stream())
+    with pytest.raises(torchrig.ArgumentError, match=r"Stream is an iterable dataset.*shard_loaders=False"):
+        torchrig.prepare(model, given, strategy="ddp", backend="eager")
+    assert not torchrig.has_compiled_regions(model)
+    _, loader = torchrig.prepare(model, given, strategy="ddp", backend="eager", shard_loaders=False)
+    assert loader is given
+
+
+RAISES = """
+import os, torch, torchrig
+model = torch.nn.Linear(4, 4)
+prepared = torchrig.prepare(model)
+for step in range(3):
+    if os.environ["RANK"] == "1" and step == 2:
+        raise ZeroDivisionError("the second process is tired")
+    prepared(torch.ones(2, 4)).sum().backward()
+"""
+
+
+def test_one_process_that_raises_ends_all_with_its_traceback(tmp_path):
+    (tmp_path / "script.py").write_text(RAISES)
+    done = launch(tmp_path / "script.py", processes=2)
+    assert done.returncode == 1
+    assert "ZeroDivisionError: the second process is tired" in done.stderr
+
+
+@two
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda model: model.append(nn.Linear(2, 2)), r"'1.weight' \(\[2, 2\], float32\) where process 0 has no more"),
+        (lambda model: model.double(), r"float64\) where process 0 has '0.weight' \(\[2, 2\], float32\)"),
+        (lambda model: model[0].bias.requires_grad_(False), r"'0.bias' \(\[2\], float32, frozen\)"),
+    ],
+)
+def test_models_that_differ_are_refused_on_every_process(wrong, message):
+    model = nn.Sequential(nn.Linear(2, 2))
+    if dist.get_rank() == 1:
+        wrong(model)
+    with pytest.raises(torchrig.StrategyError, match=f"the same Sequential, and process 1 has .*{message}"):
         torchrig.prepare(model, strategy="ddp", backend="no")
 
 
