@@ -93,6 +93,19 @@ def test_each_process_has_the_device_of_its_local_rank(monkeypatch):
         processes.own_device(cuda)
 
 
+def test_on_cuda_nccl_serves_its_tensors_gloo_the_rest_and_the_device_is_bound(monkeypatch):
+    asked, current = {}, [0]
+    launched(monkeypatch, RANK="3", WORLD_SIZE="4", LOCAL_RANK="1", MASTER_ADDR="localhost", MASTER_PORT="1")
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: current[-1])
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: current.append(device))
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: asked.update(backend=backend, **more))
+    device = torch.device("cuda:1")
+    undo = processes.start(device)
+    assert asked == {"backend": "cpu:gloo,cuda:nccl", "rank": 3, "world_size": 4, "device_id": device}
+    undo()
+    assert current == [0, device, 0]
+
+
 def test_the_group_is_destroyed_at_exit_without_a_word():
     script = (
         "import atexit, torch.distributed as dist, torch, torchrig\n"

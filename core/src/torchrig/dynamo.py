@@ -74,7 +74,7 @@ FLAGS: tuple[Flag, ...] = (
         "optimize_ddp",
         False,
         "DDPOptimizer would cut what runs compiled inside of DistributedDataParallel (a model compiled whole, a region "
-        "larger than a bucket) into one graph a bucket; it refuses small buckets, and checkpoints (pytorch#104674)",
+        "larger than a bucket) into one graph a bucket, and it refuses buckets of less than 1 MB",
     ),
 )
 

@@ -39,7 +39,7 @@ class DdpSettings(BaseModel):
 
     find_unused_parameters: bool = False
     static_graph: bool = False
-    bucket_cap_mb: int | None = Field(default=None, gt=0)
+    bucket_cap_mb: float | None = Field(default=None, gt=0)
     gradient_as_bucket_view: bool = False
     broadcast_buffers: bool = True
 
