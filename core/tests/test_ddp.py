@@ -112,6 +112,18 @@ def test_no_sync_finds_the_wrapper_by_the_model_inside():
         assert not prepared.require_backward_grad_sync
 
 
+@pytest.mark.parametrize("placement", ["forward", "inplace", "wrap"])
+def test_a_model_compiled_whole_comes_back_and_keeps_its_keys(placement):
+    model = Stack()
+    keys = list(model.state_dict())
+    prepared = torchrig.prepare(model, strategy="ddp", backend="eager", regions="whole", placement=placement)
+    prepared(torch.ones(2, 4)).sum().backward()
+    assert torchrig.report(prepared).graphs == 1
+    assert torchrig.unwrap(prepared) is model
+    assert list(prepared.state_dict()) == keys
+    assert torchrig.unwrap(prepared, keep_compile=False) is model and not torchrig.has_compiled_regions(model)
+
+
 def test_inputs_are_left_where_they_are():
     class Seen(nn.Linear):
         def forward(self, x):

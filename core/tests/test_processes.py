@@ -97,7 +97,7 @@ def test_on_cuda_nccl_serves_its_tensors_gloo_the_rest_and_the_device_is_bound(m
     asked, current = {}, [0]
     launched(monkeypatch, RANK="3", WORLD_SIZE="4", LOCAL_RANK="1", MASTER_ADDR="localhost", MASTER_PORT="1")
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: current[-1])
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: current.append(device))
+    monkeypatch.setattr(torch.accelerator, "set_device_index", current.append)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: asked.update(backend=backend, **more))
     device = torch.device("cuda:1")
     undo = processes.start(device)

@@ -24,7 +24,7 @@ def move(model: nn.Module, optimizers: tuple[Optimizer, ...], device: torch.devi
     Returns:
         A function that takes it all back.
     """
-    if all(_is_on(tensor, device) for tensor in (*model.parameters(), *model.buffers())):
+    if all(is_on(tensor, device) for tensor in (*model.parameters(), *model.buffers())):
         return lambda: None
     restore = tree.tensors(model)
     before = rebinding.parameters_by_name(model)
@@ -58,5 +58,6 @@ def _tie(tied: list[list[tuple[nn.Module, str]]]) -> None:
             module._parameters[name] = first._parameters[first_name]
 
 
-def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
+def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether a tensor is on ``device``, which may be any of its type."""
     return tensor.device.type == device.type and device.index in (None, tensor.device.index)

@@ -82,8 +82,8 @@ def wrap_strategy(model: nn.Module, optimizers: tuple[Optimizer, ...], plan: Pla
     own = plan.settings.validate_block("ddp", DdpSettings)
     _refuse_differences(model)
     with undoing() as undos:
+        undos.append(_kept_values(model, plan.device))
         undos.append(devices.move(model, optimizers, plan.device))
-        undos.append(_kept_values(model))
         undos.append(precision.apply(model, optimizers, plan.settings.mixed_precision, plan.device))
         wrapped = _wrap(model, own)
         undos.append(wrapped.detach)
@@ -146,11 +146,13 @@ def _buffers(broadcast: bool) -> dict[str, Any]:
     return {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
 
 
-def _kept_values(model: nn.Module) -> Undo:
-    """Keep the values that the first process's will overwrite, until prepare is through."""
-    if dist.get_rank() == 0:
-        return lambda: None
-    kept = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
+def _kept_values(model: nn.Module, device: torch.device) -> Undo:
+    """Keep the values that the first process's will overwrite, until prepare is through.
+
+    Only of what is on the device already: a tensor that is moved there leaves its values where it was.
+    """
+    own = [each for each in (*model.parameters(), *model.buffers()) if devices.is_on(each, device)]
+    kept = [(tensor, tensor.detach().clone()) for tensor in own if dist.get_rank() > 0]
 
     @torch.no_grad()
     def undo() -> None:
