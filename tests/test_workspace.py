@@ -31,9 +31,10 @@ PUBLIC = {
     "BackendNotInstalled", "BackendRemoved", "BackendUnavailable", "Capabilities", "CompileProblem",
     "CompileProblemWarning", "CompileRequest", "DynamoBackend", "GraphBreak", "Plan", "RankFailed", "PluginError",
     "PluginLoadError", "RecompileLimitReached", "Region", "RegionCompileError", "RegionError", "RegionNotCompiled",
-    "Report", "Settings", "SettingsError", "Step", "StrategyError", "StrategyInfo", "StrategyNotInstalled",
-    "StrategyUnavailable", "TorchrigError", "TorchrigWarning", "TransformInfo", "Wrapped", "compile_regions",
-    "has_compiled_regions", "hookimpl", "is_compiled", "plan", "prepare", "report", "unwrap", "warmup",
+    "Report", "Settings", "SettingsError", "Share", "Step", "StrategyError", "StrategyInfo", "StrategyNotInstalled",
+    "StrategyUnavailable", "TorchrigError", "TorchrigWarning", "TransformInfo", "Wrapped", "clip_grad_norm_",
+    "compile_regions", "has_compiled_regions", "hookimpl", "is_compiled", "no_sync", "plan", "prepare", "report",
+    "unwrap", "warmup",
 }  # fmt: skip
 
 

@@ -8,7 +8,6 @@ import sys
 import textwrap
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from torchrig.cli import main
-from torchrig.trial import call, loss_of
+from torchrig.trial import call
 
 MODEL = """
 import torch
@@ -208,23 +207,6 @@ def test_the_models_own_warnings_are_shown(run: Any, tmp_path: Path) -> None:
         warnings.simplefilter("always")
         run("Net", "x")
     assert [str(each.message) for each in caught if each.category is UserWarning] == ["mine"]
-
-
-class Named(dict):
-    """As the outputs of the transformers library, which are mappings with attributes."""
-
-
-def test_a_loss_is_found_in_any_output() -> None:
-    a = torch.ones(2, requires_grad=True)
-    scalar = (a * 3).sum()
-    assert loss_of(scalar) is not None and loss_of(scalar).item() == 6
-    assert loss_of({"loss": scalar, "logits": a}) is scalar
-    assert loss_of(Named(loss=scalar)) is scalar
-    assert loss_of(SimpleNamespace(loss=scalar)) is scalar
-    assert loss_of((a, [a, torch.ones(2)], torch.ones(2, dtype=torch.long))).item() == 4
-    assert loss_of({"loss": None, "logits": a}).item() == 2
-    assert loss_of(torch.ones(2)) is None
-    assert loss_of(None) is None
 
 
 def test_a_batch_is_passed_as_its_kind_says() -> None:

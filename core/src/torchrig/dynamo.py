@@ -123,6 +123,13 @@ FLAGS: tuple[Flag, ...] = (
         "a backend that fails on the backward would else raise in the middle of the loop, from loss.backward()",
         training=True,  # a forward that nothing is learnt from may never need its backward
     ),
+    Flag(
+        torch._dynamo.config,
+        "optimize_ddp",
+        False,
+        "DDPOptimizer would cut what runs compiled inside of DistributedDataParallel (a model compiled whole, a region "
+        "larger than a bucket) into one graph a bucket, and it refuses buckets of less than 1 MB",
+    ),
 )
 
 

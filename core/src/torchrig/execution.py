@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from . import besides, logs, placement, state, trace, tree
+from . import besides, logs, placement, processes, state, trace, tree
 from . import optimizers as rebinding
 from .arguments import Arguments
 from .errors import AlreadyPreparedError, AmbiguousPluginError, StrategyError, TorchrigWarning
-from .hookspecs import Region, Wrapped
+from .hookspecs import Region, Share, StrategyInfo, Wrapped
 from .plan import Draft
 from .report import report
 from .tree import Undo
@@ -51,10 +51,20 @@ class Run:
         self.draft = drafting(model)
         self.optimizers = self._given_optimizers = arguments.optimizers_of(model)
         self.losses = self._given_losses = arguments.losses_of(given)
+        self.share = Share()
         self._original = model
         self._drafting = drafting
         self._undos = undos
         self._observation: Observation | None = None
+
+    def join_processes(self) -> None:
+        """Start the process group that the strategy needs, where there is none."""
+        info = self.draft.strategy.info
+        assert isinstance(info, StrategyInfo)
+        wanted = processes.launched() if info.process_group is None else info.process_group
+        wrapping = any(step.action == "wrap" for step in self.draft.plan.steps)
+        if wrapping and wanted and info.capabilities.distributed:
+            self._undos.append(processes.start(self.draft.plan.device))
 
     def run(self) -> None:
         """Do each step."""
@@ -80,7 +90,7 @@ class Run:
     def remember(self, settings: Settings) -> None:
         """Keep what was made, and look at what compiled once the model has run."""
         live = weakref.ref(self.model)
-        kept = state.Prepared(settings, self.draft.plan, self._observation, self.draft.hooks, live)
+        kept = state.Prepared(settings, self.draft.plan, self._observation, self.draft.hooks, live, self.share)
         for module in {id(each): each for each in (self.given, self._original, self.model)}.values():
             state.remember(module, kept)
         for module in self.model.modules():
@@ -200,6 +210,14 @@ class Run:
                 f"{len(wrapped.optimizers)}; it must give back one for each, in the same order."
             )
         self.model, self.optimizers = wrapped.model, tuple(wrapped.optimizers)
+        self.share = self._own_share() if wrapped.share is None else wrapped.share
+
+    def _own_share(self) -> Share:
+        """One part of the samples for each process."""
+        if not self.draft.strategy.info.capabilities.distributed:
+            return Share()
+        here = processes.world()
+        return Share(here.rank, here.size)
 
 
 def _observe(drafted: Draft) -> Observation | None:

@@ -7,21 +7,12 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-import torch
+import torch.distributed as dist
 
+from . import processes
 from .errors import RankFailed
 
 PATIENCE = timedelta(hours=2)  # a rank may be compiling for as long while the others wait in a collective
-
-
-def distributed() -> bool:
-    """Whether this process is in a process group."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def is_first() -> bool:
-    """Whether this process speaks for all of them."""
-    return not distributed() or torch.distributed.get_rank() == 0
 
 
 @contextmanager
@@ -65,15 +56,16 @@ def together(what: str) -> Iterator[None]:
 
 def _tell(error: str | None) -> list[str | None]:
     """What each rank says; every rank waits here for the others."""
-    if not distributed() or torch.distributed.get_world_size() == 1:
+    size = dist.get_world_size() if processes.has_group() else 1
+    if size == 1:
         return [error]
-    told: list[str | None] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(told, error)
+    told: list[str | None] = [None] * size
+    dist.all_gather_object(told, error)
     return told
 
 
 def _groups() -> list[Any]:
-    if not distributed():
+    if not processes.has_group():
         return []
     from torch.distributed import distributed_c10d
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import loaders, losses, ranks, state
+from . import loaders, losses, processes, ranks, state
 from .arguments import require_module
 from .errors import ArgumentError, TorchrigError
 from .nested import map_tensors
@@ -75,7 +75,7 @@ def _run(model: nn.Module, prepared: Prepared, modes: tuple[str, ...], example: 
     with (
         ranks.together("the warm-up"),
         ranks.patient(),
-        shown(prepared.observation.records, modes, speaks=ranks.is_first()) as progress,
+        shown(prepared.observation.records, modes, speaks=processes.world().rank == 0) as progress,
         preserved(model),
     ):
         for mode in modes:
