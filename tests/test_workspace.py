@@ -60,7 +60,7 @@ each_plugin = pytest.mark.parametrize("folder", PLUGINS, ids=lambda folder: fold
 
 
 def test_there_are_plugins_to_check():
-    assert [folder.name for folder in DISTRIBUTIONS[:2]] == ["core", "inductor"]
+    assert [folder.name for folder in DISTRIBUTIONS[:2]] == ["core", "fsdp2"]
 
 
 @each_distribution

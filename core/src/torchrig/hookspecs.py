@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from .settings import Settings
 
@@ -99,10 +100,12 @@ class StrategyInfo(PluginInfo):
     Args:
         in_place: Whether ``wrap_strategy`` gives back the very model it was given.
         compile_after_wrap: Whether regions are compiled after the wrapping rather than before.
+        has_mesh: Whether it implements ``device_mesh``, which the setting ``parallelize`` needs.
     """
 
     in_place: bool = True
     compile_after_wrap: bool = False
+    has_mesh: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ class Step:
     """One thing that prepare does, in its place in the order.
 
     Args:
-        action: ``"transform"``, ``"compile"``, ``"wrap"``, ``"optimizers"`` or ``"loaders"``.
+        action: ``"transform"``, ``"parallelize"``, ``"compile"``, ``"wrap"``, ``"optimizers"`` or ``"loaders"``.
         target: What it is done to.
         by: The plugin that does it, or ``"torchrig"``.
         reason: Why it is done, and why at this place.
@@ -276,6 +279,18 @@ def torch_compile_kwargs(request: CompileRequest) -> dict[str, Any]:  # type: ig
     Raises:
         SettingsError: An option's value is not one the backend takes. Raised here, it is raised by ``prepare``
             before the model was touched.
+    """
+
+
+@hookspec(firstresult=True)
+def device_mesh(plan: Plan) -> DeviceMesh:  # type: ignore[empty-body]
+    """The mesh of processes that a strategy shards over, for the setting ``parallelize``.
+
+    Strategies implement it whose :class:`StrategyInfo` says ``has_mesh``. It is called once the process group is there,
+    and before ``wrap_strategy``, which must use the same mesh. Its dimensions are named.
+
+    Raises:
+        SettingsError: The settings ask for a mesh that the number of processes does not allow.
     """
 
 
