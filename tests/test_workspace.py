@@ -31,14 +31,19 @@ PUBLIC = {
     "BackendNotInstalled", "BackendRemoved", "BackendUnavailable", "Capabilities", "CompileProblem",
     "CompileProblemWarning", "CompileRequest", "DynamoBackend", "GraphBreak", "Plan", "PluginError",
     "PluginLoadError", "RecompileLimitReached", "Region", "RegionCompileError", "RegionError", "RegionNotCompiled",
-    "Report", "Settings", "SettingsError", "Step", "StrategyError", "StrategyInfo", "StrategyNotInstalled",
-    "StrategyUnavailable", "TorchrigError", "TorchrigWarning", "TransformInfo", "Wrapped", "compile_regions",
-    "has_compiled_regions", "hookimpl", "is_compiled", "plan", "prepare", "report", "unwrap",
+    "Report", "Settings", "SettingsError", "Share", "Step", "StrategyError", "StrategyInfo", "StrategyNotInstalled",
+    "StrategyUnavailable", "TorchrigError", "TorchrigWarning", "TransformInfo", "Wrapped", "clip_grad_norm_",
+    "compile_regions", "has_compiled_regions", "hookimpl", "is_compiled", "no_sync", "plan", "prepare", "report",
+    "unwrap",
 }  # fmt: skip
 
 
 # Who may touch PyTorch's private surface: a module more is a decision.
-PRIVATE_ROOMS = {"core": {"dynamo.py", "foreign.py"}, "inductor": {"options.py", "toolchain.py"}}
+PRIVATE_ROOMS = {
+    "fsdp2": {"private.py"},
+    "core": {"dynamo.py", "foreign.py"},
+    "inductor": {"options.py", "toolchain.py"},
+}
 
 
 def pyproject(folder: Path) -> dict[str, Any]:

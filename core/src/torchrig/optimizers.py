@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from . import sharded
+from . import dtensors
 from .errors import StrategyError
 from .nested import map_tensors
 
@@ -102,11 +102,11 @@ def _on_device_of(parameter: nn.Parameter, values: Any, *, move_step: bool) -> A
 
 def _cut_like(parameter: nn.Parameter, values: Any) -> Any:
     """State of the parameter's shape, element for element its own, cut as the parameter is."""
-    if not sharded.is_sharded(parameter):
+    if not dtensors.is_sharded(parameter):
         return values
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
-        return sharded.cut_like(tensor, parameter) if tensor.shape == parameter.shape else tensor
+        return dtensors.cut_like(tensor, parameter) if tensor.shape == parameter.shape else tensor
 
     if not isinstance(values, dict):
         return map_tensors(values, cut)

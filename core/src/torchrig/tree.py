@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from torch import nn
 
 Undo = Callable[[], None]
+
+
+class Undos(list[Undo]):
+    """How to take back each thing that was done, in the order of doing."""
+
+    def all(self) -> None:
+        """Take back everything, last first."""
+        while self:
+            self.pop()()
+
+
+@contextmanager
+def undoing() -> Iterator[Undos]:
+    """What was done inside is taken back where something raises.
+
+    What cannot be taken back is noted on the error, and stops nothing.
+    """
+    undos = Undos()
+    try:
+        yield undos
+    except BaseException as error:
+        undo_all(undos, error)
+        raise
 
 
 class Places:
@@ -41,17 +65,21 @@ class Places:
         return self._places[id(module)]
 
 
-def snapshot(root: nn.Module) -> Undo:
+def snapshot(root: nn.Module, *, data: bool = True) -> Undo:
     """Remember class, attributes, parameters and children of every module; returns how to bring them back.
 
     Of a tensor it is remembered where it stood and which data it had, so that one that was moved or converted comes
     back; a change written into its data stays.
+
+    Args:
+        root: The root of the tree.
+        data: Whether the data of tensors is remembered; ``False`` where it will not be changed.
     """
     kept = [(module, type(module), dict(vars(module)), _parts(module)) for module in root.modules()]
-    data = tensors(root)
+    restore_data = tensors(root) if data else lambda: None
 
     def undo() -> None:
-        data()
+        restore_data()
         for module, cls, attributes, parts in kept:
             module.__class__ = cls
             module.__dict__.clear()

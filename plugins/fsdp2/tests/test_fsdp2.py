@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import ranks
-import torch
-import torch.distributed as dist
-from ranks import adamw, batch, build, check_same, gathered, loss_of, own, train, whole
-from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from ranks import adamw, batch, build, check_same, loss_of, own, train, whole
 
 import torchrig
 

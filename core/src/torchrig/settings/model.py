@@ -80,6 +80,8 @@ class Settings(BaseSettings):
             own (tensor parallelism: ``torch.distributed.tensor.parallel.parallelize_module``), or its name as
             ``"module:function"``. Called before compiling and sharding, with the strategy's mesh. It may return the
             model; ``None`` is the model it was given.
+        shard_loaders: Whether each of several processes gets a part of the samples of the loaders. ``False`` for
+            loaders that read a part of their own already.
         device: The device to run on, as text or ``torch.device``; ``None`` takes an accelerator, else the CPU.
         **blocks: Plugins' own settings: a mapping under the plugin's name.
 
@@ -109,6 +111,7 @@ class Settings(BaseSettings):
     parallelize: Annotated[
         str | Callable[..., Any] | None, PlainValidator(values.optional_function), Spelled(nullable=True)
     ] = None
+    shard_loaders: Annotated[bool, PlainValidator(values.flag)] = True
     device: Annotated[str | None, PlainValidator(values.device), Spelled(nullable=True)] = None
     blocks: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torchrig import sharded
+from torchrig import dtensors
 from torchrig.nested import map_tensors
 
 _WRITING = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"})
@@ -30,12 +30,12 @@ class Whole(TorchFunctionMode):
         """Do one call."""
         kwargs = kwargs or {}
         target = args[0] if args else kwargs.get("tensor")  # torch.nn.init hands over keywords alone
-        if not _writes(func) or not isinstance(target, torch.Tensor) or not sharded.is_sharded(target):
+        if not _writes(func) or not isinstance(target, torch.Tensor) or not dtensors.is_sharded(target):
             return func(*args, **kwargs)
         whole = _whole(target)
         args, kwargs = map_tensors((args, kwargs), lambda each: whole if each is target else _whole(each))
         result = func(*args, **kwargs)
-        target.copy_(sharded.cut_like(whole, target))
+        target.copy_(dtensors.cut_like(whole, target))
         return target if result is whole else result
 
 
@@ -45,4 +45,4 @@ def _writes(func: Any) -> bool:
 
 
 def _whole(tensor: Any) -> torch.Tensor:
-    return tensor.full_tensor() if sharded.is_sharded(tensor) else tensor  # type: ignore[no-any-return]
+    return tensor.full_tensor() if dtensors.is_sharded(tensor) else tensor  # type: ignore[no-any-return]

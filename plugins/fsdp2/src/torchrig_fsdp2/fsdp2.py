@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from torchrig import Plan, StrategyInfo, Wrapped, hookimpl
@@ -9,6 +10,7 @@ from torchrig import Plan, StrategyInfo, Wrapped, hookimpl
 from .settings import NAME, FSDP2Settings
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
@@ -29,6 +31,7 @@ def describe() -> StrategyInfo:
         settings=FSDP2Settings,
         probe=_missing_here,
         has_mesh=True,
+        process_group=True,
     )
 
 
@@ -41,8 +44,33 @@ def device_mesh(plan: Plan) -> DeviceMesh:
 
 
 @hookimpl
-def wrap_strategy(model: nn.Module, optimizers: tuple[Optimizer, ...], plan: Plan) -> Wrapped:
-    """Shard the model in place, bind the optimizers to its shards, and run it in the precision asked for."""
+def check_model(model: nn.Module, plan: Plan) -> None:
+    """Refuse what cannot be sharded, before anything is changed."""
     from . import sharding
 
-    return Wrapped(model, optimizers, sharding.shard(model, optimizers, plan))
+    sharding.check(model, plan)
+
+
+@hookimpl
+def wrap_strategy(model: nn.Module, optimizers: tuple[Optimizer, ...], plan: Plan) -> Wrapped:
+    """Shard the model in place, bind the optimizers to its shards, and run it in the precision asked for."""
+    from . import mesh, sharding
+
+    undo = sharding.shard(model, optimizers, plan)
+    return Wrapped(model, optimizers, undo, mesh.share(mesh.of(plan)))
+
+
+@hookimpl
+def no_sync(model: nn.Module) -> AbstractContextManager[None]:
+    """Keep the gradients of a backward on this process, whole; the next backward outside reduces their sum."""
+    from . import gradients
+
+    return gradients.no_sync(model)
+
+
+@hookimpl
+def clip_grad_norm(model: nn.Module, max_norm: float, norm_type: float) -> torch.Tensor:
+    """Clip by the norm of the whole gradients."""
+    from . import gradients
+
+    return gradients.clip(model, max_norm, norm_type)

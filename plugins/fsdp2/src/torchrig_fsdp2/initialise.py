@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torchrig import StrategyError, sharded
+from torchrig import StrategyError, dtensors
 
 from .drawing import Whole
 
@@ -159,7 +159,7 @@ def _whole(module: nn.Module, done: set[int]) -> Iterator[None]:
     have it; ``done`` remembers.
     """
     shards: dict[str, Any] = {
-        name: each for name, each in module._parameters.items() if each is not None and sharded.is_sharded(each)
+        name: each for name, each in module._parameters.items() if each is not None and dtensors.is_sharded(each)
     }
     for name, shard in shards.items():
         module._parameters[name] = nn.Parameter(shard.full_tensor().clone(), requires_grad=shard.requires_grad)
@@ -170,7 +170,7 @@ def _whole(module: nn.Module, done: set[int]) -> Iterator[None]:
         module._parameters.update(shards)
     for name, shard in shards.items():
         if id(shard) not in done:
-            shard.copy_(sharded.cut_like(wholes[name], shard))
+            shard.copy_(dtensors.cut_like(wholes[name], shard))
         done.add(id(shard))
 
 
@@ -199,7 +199,7 @@ def _refuse_unset(model: nn.Module, device: torch.device) -> None:
 
 
 def _is_unset(tensor: Any) -> bool:
-    local = tensor.to_local() if sharded.is_sharded(tensor) else tensor
+    local = tensor.to_local() if dtensors.is_sharded(tensor) else tensor
     if local.dtype is torch.bool or not local.numel():
         return False
     mark = _mark(local.dtype)

@@ -7,7 +7,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from torchrig import Plan, SettingsError, StrategyUnavailable
+from torchrig import Plan, SettingsError, StrategyUnavailable, processes
+from torchrig.hookspecs import Share
 
 from . import settings
 
@@ -36,6 +37,25 @@ def of_data(mesh: DeviceMesh) -> DeviceMesh:
     """The part of the mesh that ``fully_shard`` takes: that over which batches differ."""
     names = tuple(name for name in mesh.mesh_dim_names or () if name != TENSOR)
     return mesh[names]
+
+
+def check(plan: Plan) -> None:
+    """Refuse a mesh that the number of processes does not allow; starts nothing.
+
+    Raises:
+        SettingsError: The number of processes cannot be divided as asked for.
+    """
+    _sizes(plan, processes.world().size)
+
+
+def share(mesh: DeviceMesh) -> Share:
+    """Which part of the samples this process reads: processes of one tensor-parallel group read the same."""
+    data = of_data(mesh)
+    place = data.get_coordinate() or [0]
+    index = 0
+    for coordinate, size in zip(place, data.shape, strict=True):
+        index = index * size + coordinate
+    return Share(index, data.size())
 
 
 def _sizes(plan: Plan, world: int) -> dict[str, int]:

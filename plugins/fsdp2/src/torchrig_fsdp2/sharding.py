@@ -2,76 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from torchrig import Plan, StrategyError, precision, tree
+from torchrig import Plan, SettingsError, StrategyError, dtensors, precision, tree
 from torchrig import optimizers as rebinding
 from torchrig.regions import resolve
 from torchrig.tree import Undo
 
-from . import initialise, loading, mesh, names, settings, units
+from . import agree, beside, hooks, initialise, mesh, private, settings, unit, units
+
+
+def check(model: nn.Module, plan: Plan) -> None:
+    """Refuse what cannot be sharded; changes nothing.
+
+    Raises:
+        SettingsError: The settings contradict each other, or a sharding that is there already.
+        StrategyError: Something in the model cannot be sharded, or has no way to be initialised.
+    """
+    mesh.check(plan)
+    _refuse_parameters(model)
+    _refuse_other_sharding(model, plan)
+    initialise.ways(model)
 
 
 def shard(model: nn.Module, optimizers: tuple[Optimizer, ...], plan: Plan) -> Undo:
     """Shard ``model``, give it initial values where it has none yet, and bind the optimizers to its shards.
 
-    A module that ``fully_shard`` was called on before stays as it is.
+    A model in which ``fully_shard`` was called before keeps its units; the root is sharded where it is not yet.
 
     Returns:
         A function that takes it all back.
 
     Raises:
         StrategyUnavailable, SettingsError: There are no processes, or not so many as the settings need.
-        StrategyError: Something in the model cannot be sharded, or has no way to be initialised.
+        StrategyError: The model's own initialisation left something without values.
     """
-    whole = mesh.of(plan)
-    _refuse(model)
+    processes = mesh.of(plan)
     ways = initialise.ways(model)
     found = [resolve(model, name) for name in units.find(model, plan)]
-    undos: list[Undo] = [tree.snapshot(model)]
-    try:
+    with tree.undoing() as undos:
+        undos.append(tree.snapshot(model))
+        undos.append(lambda: _forget(found))
         before = rebinding.parameters_by_name(model)
-        _shard_units(found, plan, mesh.of_data(whole))
+        agree.on_values(model, processes, plan.device)
+        _shard_units(found, plan, mesh.of_data(processes))
         if ways:
             initialise.carry_out(model, ways, _memory(plan), plan.device)
-        after = rebinding.parameters_by_name(model)
-        undos += [rebinding.rebind(each, before, after) for each in optimizers]
-        loading.accept_whole(model)
+        undos += [_rebound(each, before, model) for each in optimizers]
+        _carry_over(before, rebinding.parameters_by_name(model))
+        hooks.put(model, keeps_gathered=settings.of(plan).reshard_after_forward is False)
         undos.append(precision.apply(model, optimizers, _layered(plan), plan.device))
-    except BaseException as error:
-        tree.undo_all(undos, error)
-        raise
-    return lambda: _take_back(undos)
+    return undos.all
 
 
-def _take_back(undos: list[Undo]) -> None:
-    while undos:
-        undos.pop()()
+def _rebound(optimizer: Optimizer, before: dict[str, nn.Parameter], model: nn.Module) -> Undo:
+    return rebinding.rebind(optimizer, before, rebinding.parameters_by_name(model))
 
 
-def _refuse(model: nn.Module) -> None:
-    """Name what ``fully_shard`` cannot take, before anything is changed."""
-    reasons = [f"{name!r} {reason}" for name, tensor in _parameters(model) if (reason := _obstacle(tensor))]
+def _forget(found: Iterable[nn.Module]) -> None:
+    """Let each be sharded again; those that the user sharded are not among them."""
+    for module in found:
+        private.forget_sharded(module)
+        for each in module.modules():
+            beside.forget(each)
+
+
+def _refuse_parameters(model: nn.Module) -> None:
+    named = model.named_parameters()
+    reasons = [f"{name!r} {reason}" for name, parameter in named if (reason := _obstacle(parameter))]
     if reasons:
         more = f" ({len(reasons)} such in all)" if len(reasons) > 1 else ""
         raise StrategyError(f"Strategy 'fsdp2' cannot shard this {type(model).__name__}: {reasons[0]}{more}.")
-
-
-def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    yield from model.named_parameters()
 
 
 def _obstacle(parameter: nn.Parameter) -> str | None:
@@ -84,24 +92,53 @@ def _obstacle(parameter: nn.Parameter) -> str | None:
     return None
 
 
-def _shard_units(found: list[nn.Module], plan: Plan, data_mesh: Any) -> None:
-    own = settings.of(plan)
-    *_, root = found
-    for module in found:
-        if isinstance(module, FSDPModule):
-            continue
-        given = [(each, each.data) for each in module.parameters()]
-        fully_shard(
-            module,
-            mesh=data_mesh,
-            reshard_after_forward=own.reshard_after_forward,
-            mp_policy=_precision(plan, root=module is root),
-            offload_policy=_offload(own, plan),
+def _refuse_other_sharding(model: nn.Module, plan: Plan) -> None:
+    """Sharding stays once it is there, so that it cannot be asked for in another way."""
+    if not isinstance(model, FSDPModule):
+        return
+    known = beside.recall(model)
+    same = (
+        known is not None
+        and known.arguments is not None
+        and known.arguments["mp_policy"] == _precision(plan, root=True)
+    )
+    if not same and plan.settings.mixed_precision == "bf16":
+        raise SettingsError(
+            f"This {type(model).__name__} is sharded already, with another precision, and fully_shard cannot be "
+            "undone. Pass it mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16), or leave sharding to torchrig.",
+            setting="mixed_precision",
+            origin=plan.settings.origin("mixed_precision"),
         )
-        for each, data in given:  # what was moved to the device is needed there no longer, and prepare holds on to it
-            if each.data is not data and not isinstance(each, torch.distributed.tensor.DTensor):
+
+
+def _shard_units(found: list[nn.Module], plan: Plan, data_mesh: DeviceMesh) -> None:
+    own = settings.of(plan)
+    for module in found:
+        given = [(each, each.data) for each in module.parameters() if not dtensors.is_sharded(each)]
+        arguments = {
+            "mesh": data_mesh,
+            "reshard_after_forward": own.reshard_after_forward,
+            "mp_policy": _precision(plan, root=module is found[-1]),
+            "offload_policy": _offload(own, plan),
+        }
+        unit.shard(module, arguments)
+        for (
+            each,
+            data,
+        ) in given:  # whole parameters, moved to the device to be cut: prepare holds on to them till its end
+            if each.device != data.device:
                 each.data = data
-        names.keep(module)
+
+
+def _carry_over(before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]) -> None:
+    """Gradients that were there, and attributes that the user set on parameters."""
+    for name, new in after.items():
+        old = before.get(name)
+        if old is None or old is new:
+            continue
+        new.__dict__.update(old.__dict__)
+        if old.grad is not None and dtensors.is_sharded(new):
+            new.grad = dtensors.cut_like(old.grad, new)
 
 
 def _precision(plan: Plan, *, root: bool) -> MixedPrecisionPolicy:
@@ -116,17 +153,17 @@ def _precision(plan: Plan, *, root: bool) -> MixedPrecisionPolicy:
 def _layered(plan: Plan) -> str:
     """The precision that is left to autocast and loss scaling.
 
-    With float16 parameters the gradients would be reduced before they are unscaled, and would underflow in float16:
-    so parameters are gathered in float32, and autocast makes the float16 copies, as with one process.
+    With float16 parameters the gradients would underflow before they are unscaled: so parameters are gathered in
+    float32, and autocast makes the float16 copies, as with one process.
     """
     return "fp16" if plan.settings.mixed_precision == "fp16" else "no"
-
-
-def _memory(plan: Plan) -> torch.device:
-    return torch.device("cpu") if settings.of(plan).cpu_offload else plan.device
 
 
 def _offload(own: settings.FSDP2Settings, plan: Plan) -> OffloadPolicy:
     if not own.cpu_offload:
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=own.offload_pin_memory and plan.device.type != "cpu")
+
+
+def _memory(plan: Plan) -> torch.device:
+    return torch.device("cpu") if settings.of(plan).cpu_offload else plan.device

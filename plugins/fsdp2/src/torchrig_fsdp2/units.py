@@ -1,7 +1,8 @@
 """A model -> its units: the modules whose parameters are gathered at one time. Pure.
 
 They are the repeated blocks, whether or not anything is compiled, so that memory and traffic do not depend on the
-backend. What is not in a block belongs to the root.
+backend. What is not in a block belongs to the root. One thing is otherwise: a model that is compiled in one piece is
+one unit, as a graph cannot hold the hooks that gather and free the units in it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from torchrig import Plan, Region, RegionError
 from torchrig.regions import find_regions, resolve
@@ -26,6 +28,8 @@ def find(model: nn.Module, plan: Plan) -> tuple[str, ...]:
         model: The model.
         plan: Its plan.
     """
+    if any(isinstance(module, FSDPModule) for module in model.modules()):  # the user's own units
+        return () if isinstance(model, FSDPModule) else ("",)
     kind = settings.of(plan).units
     blocks = [] if kind == "root" else [name for region in _regions(model, plan) for name in region.instances]
     names = list(blocks)
@@ -36,7 +40,7 @@ def find(model: nn.Module, plan: Plan) -> tuple[str, ...]:
 
 def _regions(model: nn.Module, plan: Plan) -> Iterator[Region]:
     found = plan.regions
-    if all(region.whole for region in found):  # nothing is compiled, or all of it in one piece
+    if not found:  # nothing is compiled
         asked = plan.settings.regions
         try:
             found = find_regions(model, "repeated" if isinstance(asked, str) else asked)
