@@ -105,7 +105,7 @@ def _refuse_other_sharding(model: nn.Module, plan: Plan) -> None:
     if not same and plan.settings.mixed_precision == "bf16":
         raise SettingsError(
             f"This {type(model).__name__} is sharded already, with another precision, and fully_shard cannot be "
-            "undone. Pass it mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16), or leave sharding to torchrig.",
+            "undone. Give it an mp_policy with param_dtype=torch.bfloat16, or leave the sharding to torchrig.",
             setting="mixed_precision",
             origin=plan.settings.origin("mixed_precision"),
         )
