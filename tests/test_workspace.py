@@ -28,12 +28,13 @@ DISTRIBUTIONS = [CORE, *PLUGINS]
 
 PUBLIC = {
     "AlreadyPreparedError", "AmbiguousPluginError", "ArgumentError", "BackendError", "BackendInfo",
-    "BackendNotInstalled", "BackendRemoved", "BackendUnavailable", "Capabilities", "CompileProblem",
-    "CompileProblemWarning", "CompileRequest", "DynamoBackend", "GraphBreak", "Plan", "PluginError",
+    "BackendNotInstalled", "BackendRemoved", "BackendUnavailable", "Capabilities", "CheckpointError",
+    "CompileProblem", "CompileProblemWarning", "CompileRequest", "DynamoBackend", "GraphBreak", "Plan", "PluginError",
     "PluginLoadError", "RecompileLimitReached", "Region", "RegionCompileError", "RegionError", "RegionNotCompiled",
     "Report", "Settings", "SettingsError", "Step", "StrategyError", "StrategyInfo", "StrategyNotInstalled",
     "StrategyUnavailable", "TorchrigError", "TorchrigWarning", "TransformInfo", "Wrapped", "compile_regions",
-    "has_compiled_regions", "hookimpl", "is_compiled", "plan", "prepare", "report", "unwrap",
+    "has_compiled_regions", "hookimpl", "is_compiled", "load_checkpoint", "plan", "prepare", "report",
+    "save_checkpoint", "unwrap",
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .catalogue import DynamoBackend
+from .checkpoint import load_checkpoint, save_checkpoint
 from .errors import (
     AlreadyPreparedError,
     AmbiguousPluginError,
@@ -19,6 +20,7 @@ from .errors import (
     BackendNotInstalled,
     BackendRemoved,
     BackendUnavailable,
+    CheckpointError,
     CompileProblem,
     CompileProblemWarning,
     GraphBreak,
@@ -68,6 +70,7 @@ __all__ = [
     "BackendRemoved",
     "BackendUnavailable",
     "Capabilities",
+    "CheckpointError",
     "CompileProblem",
     "CompileProblemWarning",
     "CompileRequest",
@@ -97,9 +100,11 @@ __all__ = [
     "has_compiled_regions",
     "hookimpl",
     "is_compiled",
+    "load_checkpoint",
     "plan",
     "prepare",
     "report",
+    "save_checkpoint",
     "unwrap",
 ]
 
