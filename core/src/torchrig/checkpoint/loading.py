@@ -166,7 +166,7 @@ class Load:
         if given and len(saved) != len(given):
             raise CheckpointError(
                 f"The checkpoint has {len(saved)} optimizers ({listed([each['kind'] for each in saved])}), and "
-                f" {len(given)} were given to load into. Give as many, in the same order, or none."
+                f"{len(given)} were given to load into. Give as many, in the same order, or none."
             )
         parameters = names.named_parameters(self._bare)
         return [(each, self._native(own, each, parameters)) for each, own in zip(given, saved, strict=False)]

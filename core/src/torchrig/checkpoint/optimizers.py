@@ -78,7 +78,7 @@ def native_state(
             "the state of one means nothing to the other. Build the same, or load the model alone."
         )
     names = _names(optimizer, parameters)
-    groups = [_group_for(own, saved) for own in names]
+    groups = _matched(names, saved)
     number = {name: place for place, name in enumerate(name for own in names for name in own)}
     native = []
     for own, live, group in zip(names, optimizer.param_groups, groups, strict=True):
@@ -113,19 +113,23 @@ def _names(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> list
     return [[name_of[id(each)] for each in group["params"]] for group in optimizer.param_groups]
 
 
-def _group_for(names: Sequence[str], saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The saved group of these parameters."""
-    for group in saved["groups"]:
-        if set(group["names"]) == set(names):
-            return group  # type: ignore[no-any-return]
-    known = {name for group in saved["groups"] for name in group["names"]}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise CheckpointError(f"The checkpoint's {saved['kind']} did not step {listed(unknown)}.")
-    raise CheckpointError(
-        f"The checkpoint's {saved['kind']} has {listed(names)} grouped otherwise. Build the optimizer with the same "
-        "parameter groups."
-    )
+def _matched(names: Sequence[Sequence[str]], saved: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The saved group for each group of an optimizer: the one of the same parameters."""
+    kind, by_names = saved["kind"], {frozenset(group["names"]): group for group in saved["groups"]}
+    here = [name for own in names for name in own]
+    there = [name for group in saved["groups"] for name in group["names"]]
+    missing, strange = [name for name in here if name not in there], [name for name in there if name not in here]
+    if missing or strange:
+        raise CheckpointError(
+            f"The checkpoint's {kind} stepped other parameters than this one: not {listed(missing)} of this one's, "
+            f"and {listed(strange)} besides. Build the optimizer from the same parameters."
+        )
+    if any(frozenset(own) not in by_names for own in names):
+        raise CheckpointError(
+            f"The checkpoint's {kind} had the same parameters grouped otherwise, in {len(by_names)} groups; this one "
+            f"has {len(names)}. Build the optimizer with the same parameter groups."
+        )
+    return [by_names[frozenset(own)] for own in names]
 
 
 def is_sharded(optimizer: Optimizer) -> bool:
