@@ -31,10 +31,10 @@ PUBLIC = {
     "BackendNotInstalled", "BackendRemoved", "BackendUnavailable", "Capabilities", "CheckpointError",
     "CompileProblem", "CompileProblemWarning", "CompileRequest", "DynamoBackend", "GraphBreak", "Plan", "PluginError",
     "PluginLoadError", "RecompileLimitReached", "Region", "RegionCompileError", "RegionError", "RegionNotCompiled",
-    "Report", "Settings", "SettingsError", "Step", "StrategyError", "StrategyInfo", "StrategyNotInstalled",
-    "StrategyUnavailable", "TorchrigError", "TorchrigWarning", "TransformInfo", "Wrapped", "compile_regions",
-    "has_compiled_regions", "hookimpl", "is_compiled", "load_checkpoint", "plan", "prepare", "report",
-    "save_checkpoint", "unwrap",
+    "Report", "Settings", "SettingsError", "Share", "Step", "StrategyError", "StrategyInfo", "StrategyNotInstalled",
+    "StrategyUnavailable", "TorchrigError", "TorchrigWarning", "TransformInfo", "Wrapped", "clip_grad_norm_",
+    "compile_regions", "has_compiled_regions", "hookimpl", "is_compiled", "load_checkpoint", "no_sync", "plan",
+    "prepare", "report", "save_checkpoint", "unwrap",
 }  # fmt: skip
 
 

@@ -12,12 +12,15 @@ from torchrig import hookimpl, hookspecs
 SIGNATURES = {
     "describe": (),
     "torch_compile_kwargs": ("request",),
+    "check_model": ("model", "plan"),
     "wrap_strategy": ("model", "optimizers", "plan"),
     "compile_region": ("module", "region", "kwargs", "plan"),
+    "no_sync": ("model",),
+    "clip_grad_norm": ("model", "max_norm", "norm_type"),
     "unwrap": ("model", "keep_compile"),
     "transform": ("model", "plan"),
 }
-FIRST_RESULT = {"describe", "torch_compile_kwargs"}
+FIRST_RESULT = {"describe", "torch_compile_kwargs", "no_sync", "clip_grad_norm"}
 
 
 def manager_with(*plugins):

@@ -86,8 +86,12 @@ def test_settings_of_the_wrong_kind_are_refused() -> None:
 
 def test_more_than_one_process_needs_a_strategy_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(torchrig.StrategyNotInstalled, match="ddp"):
-        torchrig.plan(Stack())
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert torchrig.plan(Stack()).strategy == "ddp"
+    with pytest.raises(torchrig.StrategyUnavailable, match=r"'single' is for one process, and there are 2"):
+        torchrig.plan(Stack(), strategy="single")
+    assert torchrig.compile_regions(Stack(), backend="eager") is not None, "compiling alone asks for no strategy"
 
 
 def test_a_block_for_a_plugin_that_takes_none_is_refused() -> None:

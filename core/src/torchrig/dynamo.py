@@ -70,6 +70,12 @@ FLAGS: tuple[Flag, ...] = (
         True,
         "a side effect in a checkpointed block would else be refused (torch 2.10 and later have the flag)",
     ),
+    Flag(
+        "optimize_ddp",
+        False,
+        "DDPOptimizer would cut what runs compiled inside of DistributedDataParallel (a model compiled whole, a region "
+        "larger than a bucket) into one graph a bucket; it refuses small buckets, and checkpoints (pytorch#104674)",
+    ),
 )
 
 

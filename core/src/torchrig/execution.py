@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from . import optimizers as rebinding
-from . import placement, state, tree
+from . import placement, processes, state, tree
 from .errors import AlreadyPreparedError, AmbiguousPluginError, StrategyError, TorchrigWarning
-from .hookspecs import Region, Wrapped
+from .hookspecs import Region, Share, StrategyInfo, Wrapped
 from .plan import Draft
 from .tree import Undo
 
@@ -47,10 +47,20 @@ class Run:
         self.model = model
         self.draft = drafting(model)
         self.optimizers = self._given_optimizers = optimizers
+        self.share = Share()
         self._original = model
         self._drafting = drafting
         self._undos = undos
         self._observation: Observation | None = None
+
+    def join_processes(self) -> None:
+        """Start the process group that the strategy needs, where there is none."""
+        info = self.draft.strategy.info
+        assert isinstance(info, StrategyInfo)
+        wanted = processes.launched() if info.process_group is None else info.process_group
+        wrapping = any(step.action == "wrap" for step in self.draft.plan.steps)
+        if wrapping and wanted and info.capabilities.distributed:
+            self._undos.append(processes.start(self.draft.plan.device))
 
     def run(self) -> None:
         """Do each step."""
@@ -73,7 +83,7 @@ class Run:
     def remember(self, settings: Settings) -> None:
         """Keep what was made, and look at what compiled once the model has run."""
         live = weakref.ref(self.model)
-        kept = state.Prepared(settings, self.draft.plan, self._observation, self.draft.hooks, live)
+        kept = state.Prepared(settings, self.draft.plan, self._observation, self.draft.hooks, live, self.share)
         for module in {id(each): each for each in (self.given, self._original, self.model)}.values():
             state.remember(module, kept)
         for module in self.model.modules():
@@ -170,6 +180,14 @@ class Run:
                 f"{len(wrapped.optimizers)}; it must give back one for each, in the same order."
             )
         self.model, self.optimizers = wrapped.model, tuple(wrapped.optimizers)
+        self.share = self._own_share() if wrapped.share is None else wrapped.share
+
+    def _own_share(self) -> Share:
+        """One part of the samples for each process."""
+        if not self.draft.strategy.info.capabilities.distributed:
+            return Share()
+        here = processes.world()
+        return Share(here.rank, here.size)
 
 
 def _observe(drafted: Draft) -> Observation | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -99,10 +100,15 @@ class StrategyInfo(PluginInfo):
     Args:
         in_place: Whether ``wrap_strategy`` gives back the very model it was given.
         compile_after_wrap: Whether regions are compiled after the wrapping rather than before.
+        process_group: Whether PyTorch's default process group is started for it, before anything is changed, where
+            there is none yet: ``True`` always, of this process alone where no launcher says otherwise; ``False`` never,
+            as it has a way of its own; ``None`` where a launcher such as torchrun says how many processes there are.
+            Not for a strategy that is not ``distributed``.
     """
 
     in_place: bool = True
     compile_after_wrap: bool = False
+    process_group: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -250,6 +256,19 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True)
+class Share:
+    """Which part of the samples this process trains on.
+
+    Args:
+        index: The part, from 0. Processes that hold parts of one copy of the model read the same one.
+        count: How many parts there are.
+    """
+
+    index: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True)
 class Wrapped:
     """What a strategy made of a model.
 
@@ -257,11 +276,14 @@ class Wrapped:
         model: The model to train from now on; the one that was given where the strategy works in place.
         optimizers: The optimizers, in the order given, owning ``model``'s live parameters.
         undo: Takes the wrapping off again. Called when a later step of prepare raises.
+        share: This process's part of the samples of the loaders; ``None`` gives each process of the process group one
+            of its own, where the strategy is ``distributed``.
     """
 
     model: nn.Module
     optimizers: tuple[torch.optim.Optimizer, ...]
     undo: Callable[[], None] = _nothing
+    share: Share | None = None
 
 
 @hookspec(firstresult=True)
@@ -276,6 +298,18 @@ def torch_compile_kwargs(request: CompileRequest) -> dict[str, Any]:  # type: ig
     Raises:
         SettingsError: An option's value is not one the backend takes. Raised here, it is raised by ``prepare``
             before the model was touched.
+    """
+
+
+@hookspec
+def check_model(model: nn.Module, plan: Plan) -> None:
+    """Refuse a model that the strategy cannot wrap. Strategies may implement it.
+
+    Called by ``plan`` and by ``prepare``, before anything is changed and before there is a process group. It changes
+    nothing.
+
+    Raises:
+        TorchrigError: A :class:`~torchrig.StrategyError` or another of the tree, that says what to do.
     """
 
 
@@ -296,6 +330,22 @@ def compile_region(module: nn.Module, region: Region, kwargs: Mapping[str, Any],
     ``kwargs`` are the arguments for ``torch.compile``, with the one backend object of this prepare in them.
     What is returned takes the place of ``module`` in the model; returning ``module`` itself is the usual case.
     More than one plugin answering is an :class:`~torchrig.AmbiguousPluginError`.
+    """
+
+
+@hookspec(firstresult=True)
+def no_sync(model: nn.Module) -> AbstractContextManager[None] | None:
+    """Give a context in which a backward adds up gradients on this process alone; ``None`` where there is nothing to
+    keep from synchronising. ``model`` is what ``prepare`` gave back. Strategies implement it.
+    """
+
+
+@hookspec(firstresult=True)
+def clip_grad_norm(model: nn.Module, max_norm: float, norm_type: float) -> torch.Tensor | None:
+    """Clip the gradients of the whole model to a norm, and return the norm they had, the same on every process.
+
+    ``None``, or no implementation, leaves it to PyTorch's ``clip_grad_norm_``, which is right where every process holds
+    whole gradients. ``model`` is what ``prepare`` gave back. Strategies that shard gradients implement it.
     """
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from . import usercompile
+from . import processes, usercompile
 from .arguments import Arguments, sort
-from .errors import ArgumentError, BackendUnavailable, PluginLoadError, SettingsError
+from .errors import ArgumentError, BackendUnavailable, PluginLoadError, SettingsError, StrategyUnavailable
 from .hookspecs import BackendInfo, CompileRequest, Plan, Region, Step, StrategyInfo
 from .tree import Undo
 
@@ -104,10 +104,21 @@ class _Chosen:
         return self.strategy.info.compile_after_wrap
 
 
-def draft(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
-    """Choose the plugins, find the regions, and put the steps in order."""
+def draft(model: nn.Module, arguments: Arguments, settings: Settings, *, distributing: bool = True) -> Draft:
+    """Choose the plugins, find the regions, and put the steps in order.
+
+    Args:
+        model: The model.
+        arguments: What ``prepare`` was given.
+        settings: The settings.
+        distributing: Whether the strategy will be used, and so must fit the model and the processes.
+    """
     try:
-        return _draft(model, arguments, settings)
+        drafted = _draft(model, arguments, settings)
+        if distributing:
+            _check_processes(drafted.strategy)
+            drafted.hooks.hook.check_model(model=model, plan=drafted.plan)
+        return drafted
     except SettingsError as error:  # plugins know which setting is wrong, and not where it came from
         if error.origin is None and error.setting is not None:
             error.origin = settings.origin(error.setting)
@@ -170,24 +181,29 @@ def own_settings(plugin: Plugin, settings: Settings) -> BaseModel | None:
 def _strategy_name(settings: Settings) -> str:
     if settings.strategy != "auto":
         return settings.strategy
-    processes = os.environ.get("WORLD_SIZE") or "1"
-    if not processes.isdigit():
-        message = f"WORLD_SIZE is {processes!r}, and must be the number of processes; torchrun sets it."
-        raise SettingsError(message, setting="strategy", origin="variable WORLD_SIZE")
-    return "ddp" if int(processes) > 1 else "single"
+    return "ddp" if processes.world().size > 1 else "single"
+
+
+def _check_processes(strategy: Plugin) -> None:
+    size = processes.world().size
+    if size > 1 and not strategy.info.capabilities.distributed:
+        raise StrategyUnavailable(
+            f"Strategy {strategy.name!r} is for one process, and there are {size}: each would train a model of its "
+            "own. Use strategy='auto' or another one, or start the script without torchrun."
+        )
 
 
 def _device(settings: Settings) -> torch.device:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if settings.device is None:
-        return accelerator if accelerator is not None else torch.device("cpu")
+        return processes.own_device(accelerator if accelerator is not None else torch.device("cpu"))
     try:
         device = torch.device(settings.device)
     except RuntimeError as error:
         raise _bad_device(settings, f"{settings.device!r} is no device: {str(error).splitlines()[0]}") from None
     if device.type not in ("cpu", "meta") and (accelerator is None or device.type != accelerator.type):
         raise _bad_device(settings, f"Device {settings.device!r} is not available on this machine.")
-    return device
+    return processes.own_device(device)
 
 
 def _bad_device(settings: Settings, message: str) -> SettingsError:
@@ -274,12 +290,20 @@ def _steps(
         target = type(optimizer).__name__
         yield Step("optimizers", target, strategy.name, "must own the parameters that live after wrapping")
     for loader in arguments.loaders:
-        yield Step("loaders", type(loader).__name__, "torchrig", "batches must arrive on the model's device")
+        yield Step("loaders", type(loader).__name__, "torchrig", _loader_reason(settings))
 
 
 def _compile_step(region: Region, backend: Plugin) -> Step:
     target = region.kind if region.whole else f"{region.kind} x{len(region.instances)}"
     return Step("compile", target, backend.name, region.reason, region)
+
+
+def _loader_reason(settings: Settings) -> str:
+    arriving = "batches must arrive on the model's device"
+    size = processes.world().size
+    return (
+        arriving if size == 1 or not settings.shard_loaders else f"one of {size} processes reads its share; {arriving}"
+    )
 
 
 def _wrap_reason(settings: Settings, strategy: Plugin) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import loaders, state, usercompile
+from . import loaders, sharding, state, usercompile
 from .arguments import Arguments, sort
 from .errors import AlreadyPreparedError
 from .execution import Run
@@ -17,6 +17,7 @@ from .plan import Draft, draft, resolve
 from .tree import Undo, undo_all
 
 if TYPE_CHECKING:
+    from .hookspecs import Share
     from .settings import Settings
 
 Drafting = Callable[..., Draft]  # (model, arguments, settings), as plan.draft
@@ -63,11 +64,14 @@ def carry_out(arguments: Arguments, settings: Settings, drafting: Drafting) -> t
         runs = _runs(arguments, settings, drafting, undos)
         replaced: dict[int, Any] = {}
         for run in runs:
+            run.join_processes()
+        for run in runs:
             run.run()
             replaced |= run.replaced()
-        device = _device(arguments, runs)
+        device, share = _whereabouts(arguments, runs)
         for loader in arguments.loaders:
-            replaced[id(loader)] = loaders.place(loader, device)
+            own = sharding.shard(loader, share, undos) if settings.shard_loaders else loader
+            replaced[id(loader)] = loaders.place(own, device)
     except BaseException as error:
         undo_all(undos, error)
         raise
@@ -87,14 +91,15 @@ def _runs(arguments: Arguments, settings: Settings, drafting: Drafting, undos: l
     return runs
 
 
-def _device(arguments: Arguments, runs: list[Run]) -> torch.device:
-    """Where the first model is, prepared now or before."""
+def _whereabouts(arguments: Arguments, runs: list[Run]) -> tuple[torch.device, Share]:
+    """Where the first model is, and which part of the samples it gets; prepared now or before."""
     first = arguments.models[0]
-    plans = [run.draft.plan for run in runs if run.given is first]
+    for run in runs:
+        if run.given is first:
+            return run.draft.plan.device, run.share
     before = state.recall(first)
-    if not plans and before is not None:
-        return before.plan.device
-    return plans[0].device
+    assert before is not None
+    return before.plan.device, before.share
 
 
 def _prepared_alike(model: nn.Module, settings: Settings) -> bool:

@@ -50,6 +50,6 @@ def compile_regions(model: nn.Module, **torch_compile_kwargs: Any) -> nn.Module:
 
 
 def _compiling_alone(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
-    drafted = draft(model, arguments, settings)
+    drafted = draft(model, arguments, settings, distributing=False)
     compiling = tuple(step for step in drafted.plan.steps if step.action == "compile")
     return dataclasses.replace(drafted, plan=dataclasses.replace(drafted.plan, steps=compiling))

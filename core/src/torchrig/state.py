@@ -15,7 +15,7 @@ from torch import nn
 if TYPE_CHECKING:
     import pluggy
 
-    from .hookspecs import Plan
+    from .hookspecs import Plan, Share
     from .observe import Observation
     from .settings import Settings
 
@@ -30,6 +30,7 @@ class Prepared:
         observation: What is seen of its compiled regions; ``None`` where nothing is compiled.
         hooks: The plugins of this prepare.
         live: The model that ``prepare`` gave back; the same one for a strategy that works in place.
+        share: This process's part of the samples.
     """
 
     settings: Settings
@@ -37,6 +38,7 @@ class Prepared:
     observation: Observation | None
     hooks: pluggy.PluginManager
     live: weakref.ref[nn.Module]
+    share: Share
 
 
 _prepared: dict[int, tuple[weakref.ref[nn.Module], Prepared]] = {}

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from torch import nn
 
 Undo = Callable[[], None]
+
+
+class Undos(list[Undo]):
+    """How to take back each thing that was done, in the order of doing."""
+
+    def all(self) -> None:
+        """Take back everything, last first."""
+        while self:
+            self.pop()()
+
+
+@contextmanager
+def undoing() -> Iterator[Undos]:
+    """What was done inside is taken back where something raises.
+
+    What cannot be taken back is noted on the error, and stops nothing.
+    """
+    undos = Undos()
+    try:
+        yield undos
+    except BaseException as error:
+        undo_all(undos, error)
+        raise
 
 
 class Places:

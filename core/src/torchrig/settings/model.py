@@ -76,6 +76,8 @@ class Settings(BaseSettings):
         on_problem: ``"warn"``, ``"raise"`` or ``"ignore"``, for all problems or by kind; see :class:`OnProblem`.
         mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``.
         transforms: The names of transforms, in the order in which they are applied.
+        shard_loaders: Whether each of several processes gets a part of the samples of the loaders. ``False`` for
+            loaders that read a part of their own already.
         device: The device to run on, as text or ``torch.device``; ``None`` takes an accelerator, else the CPU.
         **blocks: Plugins' own settings: a mapping under the plugin's name.
 
@@ -102,6 +104,7 @@ class Settings(BaseSettings):
     on_problem: Annotated[OnProblem, BeforeValidator(values.problems), Spelled("mapping")] = OnProblem()
     mixed_precision: Annotated[str, PlainValidator(values.one_of("no", "bf16", "fp16"))] = "no"
     transforms: Annotated[list[str], PlainValidator(values.names), Spelled("list")] = Field(default_factory=list)
+    shard_loaders: Annotated[bool, PlainValidator(values.flag)] = True
     device: Annotated[str | None, PlainValidator(values.device), Spelled(nullable=True)] = None
     blocks: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
 
