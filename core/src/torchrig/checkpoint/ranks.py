@@ -9,24 +9,25 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from torchrig.errors import CheckpointError, TorchrigError
+from torchrig.processes import has_group
 
 T = TypeVar("T")
 
 
 def rank() -> int:
     """This process's rank; 0 where there is one process."""
-    return dist.get_rank() if _many() else 0
+    return dist.get_rank() if has_group() else 0
 
 
 def world_size() -> int:
     """How many ranks there are."""
-    return dist.get_world_size() if _many() else 1
+    return dist.get_world_size() if has_group() else 1
 
 
 def gather(value: T) -> list[T]:
     """What every rank gave, by rank. What it gives must be picklable."""
     gathered: list[Any] = [value]
-    if _many():
+    if has_group():
         gathered = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, value)
     return gathered
@@ -56,10 +57,6 @@ def together(doing: str, function: Callable[[], T]) -> T:
         place, told = next(iter(failed.items()))
         raise CheckpointError(f"{doing} failed on rank {place}, and was stopped on all: {told}")
     return result
-
-
-def _many() -> bool:
-    return dist.is_available() and dist.is_initialized()
 
 
 def _told(error: BaseException) -> str:

@@ -11,7 +11,7 @@ import click
 from torchrig.errors import SettingsError, TorchrigError
 
 # command -> the module of this package it is an attribute of
-COMMANDS = {"backends": "plugins", "config": "config", "plan": "plan", "plugins": "plugins"}
+COMMANDS = {"backends": "plugins", "checkpoint": "checkpoint", "config": "config", "plan": "plan", "plugins": "plugins"}
 
 
 class Commands(click.Group):
