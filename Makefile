@@ -3,7 +3,7 @@
 PYTHON ?= python3
 # Another version or build: make TORCH="torch==2.12.0"
 TORCH ?= torch==2.13.0
-PACKAGES := core plugins/inductor
+PACKAGES := core plugins/fsdp2 plugins/inductor
 
 VENV := .venv
 BIN := $(VENV)/bin

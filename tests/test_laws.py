@@ -12,8 +12,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 import torchrig
+from torchrig import dtensors
 
 BLOCKS = 12
 TOLERANCE = {"no": 0.0, "eager": 0.0, "aot_eager": 0.0, "inductor": 1e-9}  # of fp64; Inductor may reorder sums
@@ -83,9 +89,20 @@ def _ways() -> Iterator[object]:
         yield pytest.param(way, id=str(way))
     way = Way("single", "aot_eager", regions="whole")
     yield pytest.param(way, id=str(way))
+    for way in (Way("ddp", "no"), Way("ddp", "aot_eager")):
+        yield pytest.param(way, id=str(way))  # one process; tests/distributed has more
+    for way in (Way("fsdp2", "no"), Way("fsdp2", "aot_eager"), Way("fsdp2", "aot_eager", "inplace")):
+        yield pytest.param(way, id=str(way))
 
 
 every_way = pytest.mark.parametrize("way", list(_ways()))
+
+
+@pytest.fixture(autouse=True)
+def no_group_left() -> Iterator[None]:
+    yield
+    if torch.distributed.is_initialized():  # as strategy ddp leaves it, to the end of the process
+        torch.distributed.destroy_process_group()
 
 
 @pytest.fixture
@@ -119,6 +136,18 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
+def whole(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A state dict with every sharded tensor put together."""
+    return {name: dtensors.whole(value) for name, value in state.items()}
+
+
+def check_shows(model: nn.Module, shown: tuple[object, ...], *, also_more: bool) -> None:
+    *named, attributes = what_shows(model)
+    assert isinstance(model, shown[0])
+    assert named[1:] == list(shown[1:-1])
+    assert attributes >= shown[-1] if also_more else (named[0], attributes) == (shown[0], shown[-1])
+
+
 def what_shows(model: nn.Module) -> tuple[object, ...]:
     # Dynamo, and copying, mark classes with names that begin so.
     attributes = {name for name in dir(model) if not name.startswith("__")}
@@ -133,10 +162,10 @@ def test_law_1_the_original_object_comes_back(way: Way, build: Callable[[], Mode
     train(prepared, adam(prepared), 1)
     assert torchrig.unwrap(prepared) is model
     assert torchrig.unwrap(torchrig.unwrap(prepared)) is model
+    assert (prepared is model) == (way.strategy != "ddp" and way.placement != "wrap")
     if way.placement != "wrap":
-        assert prepared is model
-        assert what_shows(model) == shown
-        assert prepared.predict(batches(1)[0][0]).shape == (20,)
+        check_shows(model, shown, also_more=way.strategy == "fsdp2")  # the methods of FSDP2's own class
+        assert model.predict(batches(1)[0][0]).shape == (20,)
     assert torchrig.has_compiled_regions(prepared) == (way.backend != "no"), "unwrap must not change what is alive"
 
 
@@ -147,7 +176,10 @@ def test_law_1_keep_compile_false_leaves_the_model_as_written(way: Way, build: C
     prepared = torchrig.prepare(model, **way.settings())
     train(prepared, adam(prepared), 1)
     assert torchrig.unwrap(prepared, keep_compile=False) is model
-    assert {name: sorted(vars(module)) for name, module in model.named_modules()} == before
+    if way.strategy == "fsdp2":  # what is sharded stays so
+        assert all("forward" not in vars(module) for module in model.modules())
+    else:
+        assert {name: sorted(vars(module)) for name, module in model.named_modules()} == before
     assert not torchrig.has_compiled_regions(model)
 
 
@@ -158,12 +190,12 @@ def test_law_2_keys_are_the_bare_models(way: Way, build: Callable[[], Model]) ->
     train(prepared, adam(prepared), 1)
     assert list(prepared.state_dict()) == list(bare.state_dict())
     file = io.BytesIO()
-    torch.save(prepared.state_dict(), file)
+    torch.save(whole(prepared.state_dict()), file)
     file.seek(0)
     bare.load_state_dict(torch.load(file), strict=True)
-    torch.testing.assert_close(bare.state_dict(), prepared.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(whole(bare.state_dict()), whole(prepared.state_dict()), rtol=0, atol=0)
     prepared.load_state_dict(build().state_dict(), strict=True)
-    torch.testing.assert_close(dict(prepared.state_dict()), dict(build().state_dict()), rtol=0, atol=0)
+    torch.testing.assert_close(whole(prepared.state_dict()), whole(build().state_dict()), rtol=0, atol=0)
 
 
 @every_way
@@ -176,10 +208,13 @@ def test_law_3_the_optimizer_owns_the_live_parameters(way: Way, built: str, buil
     if built == "before":
         prepared, optimizer = torchrig.prepare(model, optimizer, **way.settings())
     else:
+        kept, named = optimizer.state_dict(), get_optimizer_state_dict(model, optimizer)
         prepared = torchrig.prepare(model, **way.settings())
-        kept = optimizer.state_dict()
         optimizer = adam(prepared)
-        optimizer.load_state_dict(kept)
+        if way.strategy == "fsdp2":  # the optimizer alone cannot cut a state that is whole
+            set_optimizer_state_dict(prepared, optimizer, named, options=StateDictOptions(full_state_dict=True))
+        else:
+            optimizer.load_state_dict(kept)
     owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     assert owned == {id(parameter) for parameter in prepared.parameters()}
     assert train(prepared, optimizer, 2) == pytest.approx(train(bare, expected, 2), rel=TOLERANCE[way.backend], abs=0)
@@ -196,8 +231,9 @@ def test_law_4_losses_gradients_and_buffers_are_eagers(way: Way, build: Callable
         nn.functional.cross_entropy(module(tokens), targets).backward()
     tolerance = {"rtol": TOLERANCE[way.backend], "atol": TOLERANCE[way.backend]}
     for (name, one), other in zip(bare.named_parameters(), prepared.parameters(), strict=True):
-        torch.testing.assert_close(other.grad, one.grad, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
-    torch.testing.assert_close(dict(prepared.state_dict()), dict(bare.state_dict()), **tolerance)
+        message = lambda text, name=name: f"{name}: {text}"  # noqa: E731
+        torch.testing.assert_close(dtensors.whole(other.grad), one.grad, **tolerance, msg=message)
+    torch.testing.assert_close(whole(prepared.state_dict()), whole(bare.state_dict()), **tolerance)
 
 
 @every_way

@@ -212,7 +212,8 @@ def test_a_name_with_a_distribution_of_its_own_is_not_taken_from_pytorch(name):
         plugins.load_backend(name)
 
 
-def test_a_strategy_or_transform_that_is_not_installed():
+def test_a_strategy_or_transform_that_is_not_installed(monkeypatch):
+    monkeypatch.setattr(entrypoints, "scan", lambda: ((), ()))
     with pytest.raises(errors.StrategyNotInstalled, match="pip install torchrig-fsdp2"):
         plugins.load_strategy("fsdp2")
     with pytest.raises(errors.PluginError, match="pip install torchrig-torchao"):

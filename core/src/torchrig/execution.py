@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from . import optimizers as rebinding
 from . import placement, processes, state, tree
-from .errors import AlreadyPreparedError, AmbiguousPluginError, StrategyError, TorchrigWarning
+from .arguments import kind_of
+from .errors import AlreadyPreparedError, AmbiguousPluginError, ArgumentError, StrategyError, TorchrigWarning
 from .hookspecs import Region, Share, StrategyInfo, Wrapped
 from .plan import Draft
 from .tree import Undo
@@ -66,6 +67,8 @@ class Run:
         """Do each step."""
         if self.draft.transforms:
             self._transform()
+        if self.draft.parallelize is not None:
+            self._parallelize(self.draft.parallelize)
         self._observation = _observe(self.draft)
         places, instances = tree.Places(self.model), self._instances()
         for step in self.draft.plan.steps:
@@ -102,6 +105,25 @@ class Run:
         before = rebinding.parameters_by_name(self.model)
         for each in self.draft.transforms:
             self.model = ask(self.draft.hooks, each, "transform", nn.Module, model=self.model, plan=self.draft.plan)
+        self._changed(before)
+
+    def _parallelize(self, function: Callable[..., Any]) -> None:
+        """Have the user's function parallelize the model over the strategy's mesh, then plan again."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        from .plugins import ask
+
+        mesh = ask(self.draft.hooks, self.draft.strategy, "device_mesh", DeviceMesh, plan=self.draft.plan)
+        self._undos.append(tree.snapshot(self.model))
+        before = rebinding.parameters_by_name(self.model)
+        made = function(self.model, mesh)
+        if made is not None and not isinstance(made, nn.Module):
+            raise ArgumentError(f"parallelize must return the model or None, and returned {kind_of(made)}.")
+        self.model = self.model if made is None else made
+        self._changed(before)
+
+    def _changed(self, before: Mapping[str, nn.Parameter]) -> None:
+        """Bind the optimizers to the model as it is now, and plan again."""
         after = rebinding.parameters_by_name(self.model)
         for optimizer in self.optimizers:
             self._undos.append(rebinding.rebind(optimizer, before, after))

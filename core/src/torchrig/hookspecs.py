@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from .settings import Settings
 
@@ -100,6 +101,7 @@ class StrategyInfo(PluginInfo):
     Args:
         in_place: Whether ``wrap_strategy`` gives back the very model it was given.
         compile_after_wrap: Whether regions are compiled after the wrapping rather than before.
+        has_mesh: Whether it implements ``device_mesh``, which the setting ``parallelize`` needs.
         process_group: Whether PyTorch's default process group is started for it, before anything is changed, where
             there is none yet: ``True`` always, of this process alone where no launcher says otherwise; ``False`` never,
             as it has a way of its own; ``None`` where a launcher such as torchrun says how many processes there are.
@@ -108,6 +110,7 @@ class StrategyInfo(PluginInfo):
 
     in_place: bool = True
     compile_after_wrap: bool = False
+    has_mesh: bool = False
     process_group: bool | None = None
 
 
@@ -166,7 +169,7 @@ class Step:
     """One thing that prepare does, in its place in the order.
 
     Args:
-        action: ``"transform"``, ``"compile"``, ``"wrap"``, ``"optimizers"`` or ``"loaders"``.
+        action: ``"transform"``, ``"parallelize"``, ``"compile"``, ``"wrap"``, ``"optimizers"`` or ``"loaders"``.
         target: What it is done to.
         by: The plugin that does it, or ``"torchrig"``.
         reason: Why it is done, and why at this place.
@@ -298,6 +301,18 @@ def torch_compile_kwargs(request: CompileRequest) -> dict[str, Any]:  # type: ig
     Raises:
         SettingsError: An option's value is not one the backend takes. Raised here, it is raised by ``prepare``
             before the model was touched.
+    """
+
+
+@hookspec(firstresult=True)
+def device_mesh(plan: Plan) -> DeviceMesh:  # type: ignore[empty-body]
+    """The mesh of processes that a strategy shards over, for the setting ``parallelize``.
+
+    Strategies implement it whose :class:`StrategyInfo` says ``has_mesh``. It is called once the process group is there,
+    and before ``wrap_strategy``, which must use the same mesh. Its dimensions are named.
+
+    Raises:
+        SettingsError: The settings ask for a mesh that the number of processes does not allow.
     """
 
 

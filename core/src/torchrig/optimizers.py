@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from . import dtensors
 from .errors import StrategyError
 from .nested import map_tensors
 
@@ -37,7 +38,8 @@ def rebind(
     Parameters of the optimizer that are not in ``before`` are left alone, and so is their state. The optimizer, its
     groups, its lists of parameters and its ``state`` stay the same objects: schedulers hold them, LBFGS keeps its list.
 
-    Tensors of the state go to the device of their parameter. A step counter goes only where the group says ``fused`` or
+    Tensors of the state go to the device of their parameter, and where a parameter became a ``DTensor``, those of its
+    shape are cut as it is. A step counter goes only where the group says ``fused`` or
     ``capturable``, as ``Optimizer.load_state_dict`` has it: elsewhere PyTorch wants it on the CPU.
 
     Args:
@@ -63,7 +65,8 @@ def rebind(
         if new is None:
             optimizer.state[old] = values
         else:
-            optimizer.state[new] = _on_device_of(new, values, move_step=id(old) in on_device)
+            moved = _on_device_of(new, values, move_step=id(old) in on_device)
+            optimizer.state[new] = _cut_like(new, moved)
     return undo
 
 
@@ -95,6 +98,19 @@ def _on_device_of(parameter: nn.Parameter, values: Any, *, move_step: bool) -> A
         return map_tensors(values, move)
     moved = map_tensors({name: value for name, value in values.items() if name != "step"}, move)
     return {name: moved.get(name, value) for name, value in values.items()}
+
+
+def _cut_like(parameter: nn.Parameter, values: Any) -> Any:
+    """State of the parameter's shape, element for element its own, cut as the parameter is."""
+    if not dtensors.is_sharded(parameter):
+        return values
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        return dtensors.cut_like(tensor, parameter) if tensor.shape == parameter.shape else tensor
+
+    if not isinstance(values, dict):
+        return map_tensors(values, cut)
+    return {name: value if name == "step" else map_tensors(value, cut) for name, value in values.items()}
 
 
 def _put_back(optimizer: Optimizer) -> Callable[[], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from . import processes, usercompile
+from . import named, processes, usercompile
 from .arguments import Arguments, sort
 from .errors import ArgumentError, BackendUnavailable, PluginLoadError, SettingsError, StrategyUnavailable
 from .hookspecs import BackendInfo, CompileRequest, Plan, Region, Step, StrategyInfo
@@ -77,12 +77,14 @@ class Draft:
         hooks: One plugin manager with the selected plugins alone, in plan order.
         strategy: The strategy.
         transforms: The transforms, in the order of the settings.
+        parallelize: The function of the setting ``parallelize``; ``None`` where there is none.
     """
 
     plan: Plan
     hooks: pluggy.PluginManager
     strategy: Plugin
     transforms: tuple[Plugin, ...]
+    parallelize: Callable[..., Any] | None
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ def _draft(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
     chosen = _choose(settings)
     for plugin in (chosen.strategy, chosen.backend, *chosen.transforms):
         own_settings(plugin, settings)
+    parallelize = _parallelize(chosen, settings)
     device = _device(settings)
     _check_backend(chosen.backend, device, training=bool(arguments.optimizers_of(model)))
     off = tuple(_switched_off(settings)) if chosen.compiles else ()
@@ -151,7 +154,7 @@ def _draft(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
         notes=off,
         settings=settings,
     )
-    return Draft(made, hooks, chosen.strategy, chosen.transforms)
+    return Draft(made, hooks, chosen.strategy, chosen.transforms, parallelize)
 
 
 def _choose(settings: Settings) -> _Chosen:
@@ -162,6 +165,20 @@ def _choose(settings: Settings) -> _Chosen:
         backend=plugins.load_backend(settings.backend),
         transforms=tuple(plugins.load_transform(name) for name in settings.transforms),
     )
+
+
+def _parallelize(chosen: _Chosen, settings: Settings) -> Callable[..., Any] | None:
+    """The function of the setting ``parallelize``, looked up where it was given by name."""
+    if settings.parallelize is None:
+        return None
+    assert isinstance(chosen.strategy.info, StrategyInfo)
+    if not chosen.strategy.info.has_mesh:
+        raise SettingsError(
+            f"Strategy {chosen.strategy.name!r} has no mesh of processes to parallelize over. Strategy 'fsdp2' has.",
+            setting="parallelize",
+            origin=settings.origin("parallelize"),
+        )
+    return named.function(settings.parallelize, "parallelize", settings.origin("parallelize"))
 
 
 def own_settings(plugin: Plugin, settings: Settings) -> BaseModel | None:
@@ -279,10 +296,13 @@ def _compile_kwargs(
 def _steps(
     model: nn.Module, arguments: Arguments, settings: Settings, chosen: _Chosen, regions: tuple[Region, ...]
 ) -> Iterator[Step]:
-    """The order: transforms, compile regions, wrap (or wrap, then compile), optimizers, loaders."""
+    """The order: transforms, parallelize, compile regions, wrap (or wrap, then compile), optimizers, loaders."""
     name, strategy = type(model).__name__, chosen.strategy
     for each in chosen.transforms:
         yield Step("transform", name, each.name, "conversions come first: what is compiled must be final")
+    if settings.parallelize is not None:
+        asked = getattr(settings.parallelize, "__name__", str(settings.parallelize))
+        yield Step("parallelize", name, asked, "what is compiled must be what each process computes")
     compiling = [_compile_step(region, chosen.backend) for region in regions]
     wrapping = [Step("wrap", name, strategy.name, _wrap_reason(settings, strategy))]
     yield from wrapping + compiling if chosen.compiles_after_wrap else compiling + wrapping

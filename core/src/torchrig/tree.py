@@ -65,17 +65,21 @@ class Places:
         return self._places[id(module)]
 
 
-def snapshot(root: nn.Module) -> Undo:
+def snapshot(root: nn.Module, *, data: bool = True) -> Undo:
     """Remember class, attributes, parameters and children of every module; returns how to bring them back.
 
     Of a tensor it is remembered where it stood and which data it had, so that one that was moved or converted comes
     back; a change written into its data stays.
+
+    Args:
+        root: The root of the tree.
+        data: Whether the data of tensors is remembered; ``False`` where it will not be changed.
     """
     kept = [(module, type(module), dict(vars(module)), _parts(module)) for module in root.modules()]
-    data = tensors(root)
+    restore_data = tensors(root) if data else lambda: None
 
     def undo() -> None:
-        data()
+        restore_data()
         for module, cls, attributes, parts in kept:
             module.__class__ = cls
             module.__dict__.clear()

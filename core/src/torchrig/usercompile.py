@@ -67,7 +67,14 @@ def take_off(model: nn.Module, settings: Settings, undos: list[Undo]) -> Taken:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return placement.is_compiled(module) and placement.compile_layer(module) is None
+    own = placement.compile_layer(module) is not None
+    return placement.is_compiled(module) and not own and not _is_sharded_around(module)
+
+
+def _is_sharded_around(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called on the wrapper of ``torch.compile``: what gathers the parameters is on it."""
+    wraps = placement.inside_compile(module) is not None
+    return wraps and any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__)
 
 
 def _inside(module: nn.Module) -> nn.Module:

@@ -18,6 +18,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from torchrig import dtensors
+
 from .scaling import LossScaling
 
 _scalings: dict[int, tuple[weakref.ref[nn.Module], LossScaling]] = {}
@@ -123,5 +125,4 @@ def _all_finite(gradients: list[torch.Tensor]) -> bool:
     """Whether every element is finite; one wait for the device in all. Sharded gradients are asked on every rank."""
     dense = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
     # The largest magnitude: unlike another norm it is infinite only where an element is.
-    norm: Any = torch.nn.utils.get_total_norm([each for each in dense if each.numel()], float("inf"))
-    return bool(torch.isfinite(norm.full_tensor() if hasattr(norm, "full_tensor") else norm))
+    return bool(torch.isfinite(dtensors.total_norm([each for each in dense if each.numel()], float("inf"))))

@@ -76,6 +76,10 @@ class Settings(BaseSettings):
         on_problem: ``"warn"``, ``"raise"`` or ``"ignore"``, for all problems or by kind; see :class:`OnProblem`.
         mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``.
         transforms: The names of transforms, in the order in which they are applied.
+        parallelize: A function ``(model, mesh)`` that parallelizes the model over a mesh of processes in a way of its
+            own (tensor parallelism: ``torch.distributed.tensor.parallel.parallelize_module``), or its name as
+            ``"module:function"``. Called before compiling and sharding, with the strategy's mesh. It may return the
+            model; ``None`` is the model it was given.
         shard_loaders: Whether each of several processes gets a part of the samples of the loaders. ``False`` for
             loaders that read a part of their own already.
         device: The device to run on, as text or ``torch.device``; ``None`` takes an accelerator, else the CPU.
@@ -104,6 +108,9 @@ class Settings(BaseSettings):
     on_problem: Annotated[OnProblem, BeforeValidator(values.problems), Spelled("mapping")] = OnProblem()
     mixed_precision: Annotated[str, PlainValidator(values.one_of("no", "bf16", "fp16"))] = "no"
     transforms: Annotated[list[str], PlainValidator(values.names), Spelled("list")] = Field(default_factory=list)
+    parallelize: Annotated[
+        str | Callable[..., Any] | None, PlainValidator(values.optional_function), Spelled(nullable=True)
+    ] = None
     shard_loaders: Annotated[bool, PlainValidator(values.flag)] = True
     device: Annotated[str | None, PlainValidator(values.device), Spelled(nullable=True)] = None
     blocks: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)

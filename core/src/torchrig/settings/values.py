@@ -117,6 +117,17 @@ def backend(value: Any) -> str | Callable[..., Any]:
     return value  # type: ignore[no-any-return]
 
 
+def optional_function(value: Any) -> str | Callable[..., Any] | None:
+    """A callable as it is, or the text ``"module:function"`` that names one; or ``None``."""
+    if value is None or (callable(value) and not isinstance(value, (type, Enum))):
+        return value
+    given = value.strip() if isinstance(value, str) else ""
+    module, _, name = given.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        raise Refused(f"must be a function, or 'module:function' such as 'train:parallelize', and is {shown(value)}.")
+    return given
+
+
 def optional_text(value: Any) -> str | None:
     """A word, or ``None``."""
     if value is None:
