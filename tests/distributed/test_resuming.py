@@ -11,24 +11,35 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import torchrig
 
+
+def in_tensor_parallel(model, mesh):
+    """Split the two matrices of each block over the dimension "tp" of the mesh."""
+    for block in model.layers:
+        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+TENSOR_PARALLEL = {"parallelize": in_tensor_parallel, "fsdp2": {"tensor_parallel": 2}}
 WAYS = {  # name -> how many processes, settings
     "single": (1, {"strategy": "single", "backend": "eager"}),
     "ddp on 2": (2, {"strategy": "ddp", "backend": "no"}),
     "fsdp2 on 2": (2, {"strategy": "fsdp2", "backend": "aot_eager"}),
     "fsdp2 on 4": (4, {"strategy": "fsdp2", "backend": "eager"}),
     "hsdp on 4": (4, {"strategy": "fsdp2", "backend": "no", "fsdp2": {"replicate": 2}}),
+    "fsdp2 and tp on 4": (4, {"strategy": "fsdp2", "backend": "no", **TENSOR_PARALLEL}),
 }
 
 
 class Block(nn.Module):
-    """Matrices that no number of processes divides, a norm, a buffer."""
+    """Two matrices, a norm whose weights no number of processes divides, a buffer."""
 
     def __init__(self):
         super().__init__()
-        self.up, self.down = nn.Linear(6, 13), nn.Linear(13, 6)
+        self.up, self.down = nn.Linear(6, 12), nn.Linear(12, 6)
         self.norm = nn.LayerNorm(6)
         self.register_buffer("scale", torch.rand(1))
 
