@@ -28,13 +28,13 @@ DISTRIBUTIONS = [CORE, *PLUGINS]
 
 PUBLIC = {
     "AlreadyPreparedError", "AmbiguousPluginError", "ArgumentError", "BackendError", "BackendInfo",
-    "BackendNotInstalled", "BackendRemoved", "BackendUnavailable", "Capabilities", "CompileProblem",
-    "CompileProblemWarning", "CompileRequest", "DynamoBackend", "GraphBreak", "Plan", "RankFailed", "PluginError",
-    "PluginLoadError", "RecompileLimitReached", "Region", "RegionCompileError", "RegionError", "RegionNotCompiled",
+    "BackendNotInstalled", "BackendRemoved", "BackendUnavailable", "Capabilities", "CheckpointError",
+    "CompileProblem", "CompileProblemWarning", "CompileRequest", "DynamoBackend", "GraphBreak", "Plan", "PluginError",
+    "PluginLoadError", "RankFailed", "RecompileLimitReached", "Region", "RegionCompileError", "RegionError", "RegionNotCompiled",
     "Report", "Settings", "SettingsError", "Share", "Step", "StrategyError", "StrategyInfo", "StrategyNotInstalled",
     "StrategyUnavailable", "TorchrigError", "TorchrigWarning", "TransformInfo", "Wrapped", "clip_grad_norm_",
-    "compile_regions", "has_compiled_regions", "hookimpl", "is_compiled", "no_sync", "plan", "prepare", "report",
-    "unwrap", "warmup",
+    "compile_regions", "has_compiled_regions", "hookimpl", "is_compiled", "load_checkpoint", "no_sync", "plan",
+    "prepare", "report", "save_checkpoint", "unwrap", "warmup",
 }  # fmt: skip
 
 

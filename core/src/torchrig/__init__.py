@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .catalogue import DynamoBackend
+from .checkpoint import load_checkpoint, save_checkpoint
 from .errors import (
     AlreadyPreparedError,
     AmbiguousPluginError,
@@ -19,6 +20,7 @@ from .errors import (
     BackendNotInstalled,
     BackendRemoved,
     BackendUnavailable,
+    CheckpointError,
     CompileProblem,
     CompileProblemWarning,
     GraphBreak,
@@ -75,6 +77,7 @@ __all__ = [
     "BackendRemoved",
     "BackendUnavailable",
     "Capabilities",
+    "CheckpointError",
     "CompileProblem",
     "CompileProblemWarning",
     "CompileRequest",
@@ -107,10 +110,12 @@ __all__ = [
     "has_compiled_regions",
     "hookimpl",
     "is_compiled",
+    "load_checkpoint",
     "no_sync",
     "plan",
     "prepare",
     "report",
+    "save_checkpoint",
     "unwrap",
     "warmup",
 ]

@@ -16,6 +16,7 @@
     │   └── StrategyUnavailable
     ├── ArgumentError (also TypeError)        prepare was given something it cannot prepare
     ├── RegionError                           the regions asked for are not in the model
+    ├── CheckpointError                       a checkpoint cannot be saved, or does not load here
     ├── AlreadyPreparedError                  prepare again, with other settings
     ├── RankFailed                            another rank raised, so that none goes on
     └── CompileProblem                        what was asked to be compiled was not
@@ -124,6 +125,10 @@ class ArgumentError(TorchrigError, TypeError):
 
 class RegionError(TorchrigError):
     """The regions asked for are not in the model, or cannot be compiled."""
+
+
+class CheckpointError(TorchrigError):
+    """A checkpoint cannot be saved, is not complete, or does not fit what it is loaded into."""
 
 
 class AlreadyPreparedError(TorchrigError):

@@ -13,6 +13,7 @@ from torchrig.errors import SettingsError, TorchrigError
 # command -> the module of this package it is an attribute of
 COMMANDS = {
     "backends": "plugins",
+    "checkpoint": "checkpoint",
     "config": "config",
     "doctor": "doctor",
     "explain": "explain",
