@@ -215,12 +215,13 @@ class Rank:
         return result.read_text()
 
     def _make_group(self, place: int, wanted: bool) -> None:
-        import torch.distributed as dist
-
         if not wanted:
             _destroy_group()
             self._agree_on_a_port(place)
-        elif not dist.is_initialized():
+            return
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
             store, patience = f"file://{self._folder}/group-{place}", datetime.timedelta(seconds=GROUP_SECONDS)
             dist.init_process_group("gloo", init_method=store, rank=self._rank, world_size=self._size, timeout=patience)
 
@@ -237,9 +238,8 @@ class Rank:
 
 
 def _destroy_group() -> None:
-    import torch.distributed as dist
-
-    if dist.is_initialized():
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_initialized():
         with contextlib.suppress(Exception):  # after a failure, the other ranks are gone
             dist.destroy_process_group()
 
