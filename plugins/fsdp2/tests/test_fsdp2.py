@@ -343,6 +343,14 @@ def test_what_cannot_be_sharded_is_told_before_anything_is_changed(make, setting
 
 
 @two_processes
+def test_processes_that_build_different_models_are_told_apart_on_every_process():
+    model = build(width=8 if dist.get_rank() == 0 else 6)
+    with pytest.raises(torchrig.StrategyError, match=r"process 1 has 'embed\.weight'"):
+        torchrig.prepare(model, **FSDP)
+    assert type(model) is ranks.Language
+
+
+@two_processes
 @pytest.mark.slow_compile
 def test_inductor_computes_the_same():
     bare, model = build(), build()
