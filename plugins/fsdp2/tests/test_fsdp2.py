@@ -277,6 +277,20 @@ def test_all_processes_shard_the_first_ones_values():
 
 
 @two_processes
+def test_a_sharded_model_can_be_prepared_again_and_keeps_its_values():
+    bare, model = build(), build()
+    expected, optimizer = adamw(bare), adamw(model)
+    for backend in ("no", "eager"):
+        torchrig.prepare(model, optimizer, backend=backend, **FSDP)
+        assert train(model, optimizer) == pytest.approx(train(bare, expected, part=whole))
+        check_same(model, bare, **EXACT)
+        assert torchrig.has_compiled_regions(model) == (backend != "no")
+        torchrig.unwrap(model, keep_compile=False)
+    with pytest.raises(torchrig.SettingsError, match="sharded already, with another precision"):
+        torchrig.prepare(model, mixed_precision="bf16", **FSDP)
+
+
+@two_processes
 def test_frozen_parameters_and_gradients_that_are_there_already():
     def make():
         model = build()

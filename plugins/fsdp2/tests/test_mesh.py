@@ -95,6 +95,16 @@ def test_tensor_parallelism_on_two_processes(backend):
 
 
 @pytest.mark.processes(4)
+def test_values_that_differ_and_were_parallelized_are_refused_on_every_process():
+    torch.manual_seed(dist.get_rank() // 2)
+    model = Language()
+    before = [id(each) for each in model.parameters()]
+    with pytest.raises(torchrig.StrategyError, match="Seed all processes alike"):
+        torchrig.prepare(model, parallelize=parallelize, fsdp2={"tensor_parallel": 2}, **FSDP)
+    assert [id(each) for each in model.parameters()] == before
+
+
+@pytest.mark.processes(4)
 def test_tensor_parallelism_and_sharding_on_four_processes():
     check_tensor_parallel("aot_eager")
 
