@@ -34,18 +34,41 @@ def whole(tensor: Any) -> torch.Tensor:
 def total_norm(tensors: Iterable[torch.Tensor], norm_type: float = 2.0) -> torch.Tensor:
     """The norm of all tensors together, the same on every process.
 
-    PyTorch's ``get_total_norm`` takes tensors that are all on one mesh, or all on none; tensor parallelism leaves some
-    on another mesh than others.
+    PyTorch's ``get_total_norm`` takes tensors that are all on one mesh, and tensor parallelism leaves some on another
+    than others; and its infinite norm raises where a process has nothing of a tensor.
 
     Args:
         tensors: Tensors and ``DTensor`` s, in any mixture. Where there are none, the norm is 0.
-        norm_type: Which norm; ``inf`` is the largest magnitude.
+        norm_type: Which norm, above 0; ``inf`` is the largest magnitude.
     """
-    norms = [whole(torch.nn.utils.get_total_norm(each, norm_type)) for each in alike(tensors)]
+    norms = [_norm_of_alike(each, norm_type) for each in alike(tensors)]
     if len(norms) < 2:
         return norms[0] if norms else torch.zeros(())
-    together = torch.stack([each.to(norms[0].device) for each in norms])
-    return torch.linalg.vector_norm(together, norm_type)  # type: ignore[no-any-return]
+    return _vector_norm([each.to(norms[0].device) for each in norms], norm_type)
+
+
+def _norm_of_alike(tensors: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    parts = [local(each) for each in tensors]
+    filled = [each for each in parts if each.numel()]
+    norm = torch.zeros((), dtype=parts[0].dtype, device=parts[0].device)
+    if filled:
+        norm = torch.nn.utils.get_total_norm(filled, norm_type)
+    return _over_processes(norm, tensors[0], norm_type) if is_sharded(tensors[0]) else norm
+
+
+def _over_processes(norm: torch.Tensor, tensor: Any, norm_type: float) -> torch.Tensor:
+    """The norm of what the processes have, from the norm of what this one has."""
+    for place, placement in enumerate(tensor.placements):
+        if not placement.is_replicate():
+            sent = norm.to(tensor.device_mesh.device_type)
+            others = [torch.empty_like(sent) for _ in range(tensor.device_mesh.size(place))]
+            torch.distributed.all_gather(others, sent, group=tensor.device_mesh.get_group(place))
+            norm = _vector_norm(others, norm_type).to(norm.device)
+    return norm
+
+
+def _vector_norm(norms: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    return torch.linalg.vector_norm(torch.stack(norms), norm_type)  # type: ignore[no-any-return]
 
 
 def alike(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 
 from . import processes
-from .errors import RankFailed
+from .errors import RankFailed, StrategyError
 
 PATIENCE = timedelta(hours=2)  # a rank may be compiling for as long while the others wait in a collective
 
@@ -52,6 +54,36 @@ def together(what: str) -> Iterator[None]:
     if failed:
         rank, told = next(iter(failed.items()))
         raise RankFailed(f"Rank {rank} failed in {what}, so that no rank goes on: {told}")
+
+
+def refuse_differences(model: nn.Module) -> None:
+    """Refuse, on every process, a model that is not the first one's: collectives would wait, or mix tensors up.
+
+    Raises:
+        StrategyError: Names the process and the first parameter that differs.
+    """
+    here = [_described(name, parameter) for name, parameter in model.named_parameters()]
+    first: list[Any] = [here]
+    dist.broadcast_object_list(first, src=0)
+    said: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(said, _difference(here, first[0]))
+    for rank, difference in enumerate(said):
+        if difference:
+            raise StrategyError(
+                f"Every process must build the same {type(model).__name__}, and process {rank} has {difference}."
+            )
+
+
+def _described(name: str, parameter: nn.Parameter) -> str:
+    frozen = "" if parameter.requires_grad else ", frozen"
+    return f"{name!r} ({list(parameter.shape)}, {str(parameter.dtype).removeprefix('torch.')}{frozen})"
+
+
+def _difference(here: list[str], first: list[str]) -> str:
+    for own, other in zip_longest(here, first, fillvalue="no more parameters"):
+        if own != other:
+            return f"{own} where process 0 has {other}"
+    return ""
 
 
 def _tell(error: str | None) -> list[str | None]:

@@ -277,6 +277,20 @@ def test_all_processes_shard_the_first_ones_values():
 
 
 @two_processes
+def test_a_sharded_model_can_be_prepared_again_and_keeps_its_values():
+    bare, model = build(), build()
+    expected, optimizer = adamw(bare), adamw(model)
+    for backend in ("no", "eager"):
+        torchrig.prepare(model, optimizer, backend=backend, **FSDP)
+        assert train(model, optimizer) == pytest.approx(train(bare, expected, part=whole))
+        check_same(model, bare, **EXACT)
+        assert torchrig.has_compiled_regions(model) == (backend != "no")
+        torchrig.unwrap(model, keep_compile=False)
+    with pytest.raises(torchrig.SettingsError, match="sharded already, with another precision"):
+        torchrig.prepare(model, mixed_precision="bf16", **FSDP)
+
+
+@two_processes
 def test_frozen_parameters_and_gradients_that_are_there_already():
     def make():
         model = build()
@@ -340,6 +354,14 @@ def test_what_cannot_be_sharded_is_told_before_anything_is_changed(make, setting
         torchrig.prepare(model, **settings, **FSDP)
     assert [(id(each), each.shape) for each in model.parameters()] == before
     assert not any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+@two_processes
+def test_processes_that_build_different_models_are_told_apart_on_every_process():
+    model = build(width=8 if dist.get_rank() == 0 else 6)
+    with pytest.raises(torchrig.StrategyError, match=r"process 1 has 'embed\.weight'"):
+        torchrig.prepare(model, **FSDP)
+    assert type(model) is ranks.Language
 
 
 @two_processes

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import adamw, batch, build, check_same, loss_of, own, train, whole
+from ranks import Language, adamw, batch, build, check_same, loss_of, own, train, whole
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import torchrig
+from torchrig.precision import scaling_of
 
 FSDP = {"strategy": "fsdp2"}
 EXACT = {"rtol": 1e-11, "atol": 1e-11}
@@ -35,6 +39,49 @@ def test_every_way_of_sharding_computes_the_same(own_settings):
     assert torchrig.report(model).graphs == 1
 
 
+class Scaled(Language):
+    """Of a size that four processes cannot divide, and with a parameter that only one of them has anything of."""
+
+    def __init__(self):
+        super().__init__(width=5)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, tokens):
+        return super().forward(tokens) * self.scale
+
+
+def scaled(dtype):
+    torch.manual_seed(0)
+    return Scaled().to(dtype)
+
+
+@pytest.mark.processes(4)
+def test_parameters_that_the_processes_cannot_divide():
+    bare, model = scaled(torch.float64), scaled(torch.float64)
+    expected, optimizer = adamw(bare), adamw(model)
+    train(bare, expected, range(2), whole)
+    train(model, optimizer, range(2), whole)
+    torchrig.prepare(model, optimizer, **FSDP)
+    assert train(model, optimizer, range(2, 4)) == pytest.approx(train(bare, expected, range(2, 4), whole))
+    check_same(model, bare, **EXACT)
+    model.load_state_dict(bare.state_dict())
+    check_same(copy.deepcopy(model), bare, rtol=0, atol=0)
+    for kind in (2.0, torch.inf):
+        loss_of(model, own(batch(9))).backward()
+        loss_of(bare, batch(9)).backward()
+        torch.testing.assert_close(*(torchrig.clip_grad_norm_(each, 0.1, kind) for each in (model, bare)), **EXACT)
+        check_same(model, bare, **EXACT)
+
+
+@pytest.mark.processes(4)
+def test_the_check_for_overflow_takes_parameters_that_the_processes_cannot_divide():
+    bare, model = scaled(torch.float32), scaled(torch.float32)
+    optimizer = adamw(model)
+    torchrig.prepare(model, optimizer, mixed_precision="fp16", **FSDP)
+    assert train(model, optimizer) == pytest.approx(train(bare, adamw(bare), part=whole), rel=5e-3)
+    assert scaling_of(model).skipped_steps == 0
+
+
 def parallelize(model, mesh):
     tensor_parallel = mesh["tp"]  # once: each time it is another object, and compiled code would be told apart by it
     for layer in model.layers:
@@ -45,6 +92,16 @@ def parallelize(model, mesh):
 @pytest.mark.parametrize("backend", ["no", "aot_eager"])
 def test_tensor_parallelism_on_two_processes(backend):
     check_tensor_parallel(backend)
+
+
+@pytest.mark.processes(4)
+def test_values_that_differ_and_were_parallelized_are_refused_on_every_process():
+    torch.manual_seed(dist.get_rank() // 2)
+    model = Language()
+    before = [id(each) for each in model.parameters()]
+    with pytest.raises(torchrig.StrategyError, match="Seed all processes alike"):
+        torchrig.prepare(model, parallelize=parallelize, fsdp2={"tensor_parallel": 2}, **FSDP)
+    assert [id(each) for each in model.parameters()] == before
 
 
 @pytest.mark.processes(4)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from torchrig import devices, precision
+from torchrig import devices, precision, ranks
 from torchrig.errors import StrategyError
 from torchrig.hookspecs import Plan, StrategyInfo, Wrapped, hookimpl
 from torchrig.replicated import Replicated
@@ -80,7 +79,7 @@ def check_model(model: nn.Module, plan: Plan) -> None:
 def wrap_strategy(model: nn.Module, optimizers: tuple[Optimizer, ...], plan: Plan) -> Wrapped:
     """Move the model to this process's device, run it in the precision asked for, and put it into DDP."""
     own = plan.settings.validate_block("ddp", DdpSettings)
-    _refuse_differences(model)
+    ranks.refuse_differences(model)
     with undoing() as undos:
         undos.append(_kept_values(model, plan.device))
         undos.append(devices.move(model, optimizers, plan.device))
@@ -100,32 +99,6 @@ def unwrap(model: nn.Module, keep_compile: bool) -> nn.Module | None:
 def no_sync(model: nn.Module) -> AbstractContextManager[None] | None:
     """PyTorch's own ``no_sync``."""
     return model.no_sync() if isinstance(model, DistributedDataParallel) else None
-
-
-def _refuse_differences(model: nn.Module) -> None:
-    """Refuse, on every process, a model that is not the first one's; DDP raises on the others only, and waits there."""
-    here = [_described(name, parameter) for name, parameter in model.named_parameters()]
-    first: list[Any] = [here]
-    dist.broadcast_object_list(first, src=0)
-    said: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(said, _difference(here, first[0]))
-    for rank, difference in enumerate(said):
-        if difference:
-            raise StrategyError(
-                f"Every process must build the same {type(model).__name__}, and process {rank} has {difference}."
-            )
-
-
-def _described(name: str, parameter: nn.Parameter) -> str:
-    frozen = "" if parameter.requires_grad else ", frozen"
-    return f"{name!r} ({list(parameter.shape)}, {str(parameter.dtype).removeprefix('torch.')}{frozen})"
-
-
-def _difference(here: list[str], first: list[str]) -> str:
-    for own, other in zip_longest(here, first, fillvalue="no more parameters"):
-        if own != other:
-            return f"{own} where process 0 has {other}"
-    return ""
 
 
 def _wrap(model: nn.Module, own: DdpSettings) -> Replicated:

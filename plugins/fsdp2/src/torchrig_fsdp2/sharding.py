@@ -11,7 +11,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from torchrig import Plan, SettingsError, StrategyError, dtensors, precision, tree
+from torchrig import Plan, SettingsError, StrategyError, dtensors, precision, ranks, tree
 from torchrig import optimizers as rebinding
 from torchrig.regions import resolve
 from torchrig.tree import Undo
@@ -45,6 +45,7 @@ def shard(model: nn.Module, optimizers: tuple[Optimizer, ...], plan: Plan) -> Un
         StrategyError: The model's own initialisation left something without values.
     """
     processes = mesh.of(plan)
+    ranks.refuse_differences(model)
     ways = initialise.ways(model)
     found = [resolve(model, name) for name in units.find(model, plan)]
     with tree.undoing() as undos:
