@@ -454,7 +454,7 @@ def test_mode_and_options_exclude_each_other_and_both_origins_are_named(monkeypa
         ("TORCHRIG_", "1", None),
         ("TORCHRIG_PLUGINS__X", "1", "TORCHRIG_PLUGINS"),
         ("TORCHRIG_BLOCKS", "{}", None),
-        ("TORCHRIG_QUIET", "1", None),  # nothing reads it
+        ("TORCHRIG_SILENT", "1", None),  # nothing reads it
         ("TORCHRIG_MDOE", "", "TORCHRIG_MODE"),
     ],
 )
