@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from toys import Stack
 from torch.distributed.distributed_c10d import _get_default_group
+from toys import Stack
 
 import torchrig
 from torchrig import ranks
