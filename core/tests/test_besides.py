@@ -103,7 +103,7 @@ def test_a_loss_that_is_not_compiled_is_reported(models):
 
 def test_a_closure_runs_the_step_as_it_is(models):
     optimizers = [torch.optim.LBFGS(each.parameters(), max_iter=3) for each in models]
-    torchrig.prepare(models[1], optimizers[1], backend="eager", compile_optimizer=True)
+    torchrig.prepare(models[1], optimizers[1], backend="eager", compile_optimizer=True, on_problem="ignore")
     losses = []
     for each, optimizer in zip(models, optimizers, strict=True):
 
@@ -115,6 +115,7 @@ def test_a_closure_runs_the_step_as_it_is(models):
 
         losses.append([optimizer.step(closure).item() for _ in range(2)])
     assert losses[0] == losses[1]
+    assert "called with a closure" in torchrig.report(models[1])["LBFGS.step"].fallbacks[0]
 
 
 def test_a_fused_optimizer_is_left_alone_and_the_plan_says_so(models):
@@ -196,3 +197,13 @@ def test_a_step_with_loss_scaling_is_still_skipped_on_overflow(models):
     model(X.float()).sum().mul(float("inf")).backward()
     optimizer.step()
     assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
+def test_foreach_asked_for_steps_as_eager_does(models, make):
+    losses = []
+    for each, compiled in zip(models, (False, True), strict=True):
+        optimizer = make(each.parameters(), lr=0.01, foreach=True)
+        torchrig.prepare(each, optimizer, backend="aot_eager", compile_optimizer=compiled)
+        losses.append(train(each, cross_entropy, optimizer, decay(optimizer), steps=3))
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-5)

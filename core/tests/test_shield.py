@@ -210,3 +210,41 @@ def test_a_graph_that_writes_into_its_input_is_run_unshielded():
         if one.grad is not None:
             torch.testing.assert_close(one.grad, other.grad)
     assert torchrig.report(model).ok
+
+
+@pytest.mark.parametrize("learning", [True, False])
+def test_a_backend_that_ran_the_graph_before_it_failed_leaves_nothing_twice(models, learning):
+    def late(graph, inputs):
+        def run(*args):
+            graph.forward(*args)
+            fails()
+
+        return run
+
+    eager, model = models
+    torchrig.prepare(model, backend=late, on_failure="eager")
+    x = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(6, 4)
+    outputs = []
+    for each in models:
+        torch.manual_seed(4)
+        with torch.set_grad_enabled(learning), warnings.catch_warnings():
+            warnings.simplefilter("ignore", torchrig.CompileProblemWarning)
+            outputs.append(each(x))
+    assert torch.equal(*outputs)
+    assert_alike(eager, model)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_what_dynamo_raises_to_trace_once_more_is_no_failure(backend):
+    class Dropping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            return torch.nn.functional.dropout(self.norm(self.linear(x)), 0.25, self.training)
+
+    model = nn.Sequential(Dropping(), Dropping())
+    torchrig.prepare(model, backend=backend, on_failure="eager", dynamic=True)
+    model(torch.ones(6, 4)).sum().backward()
+    assert torchrig.report(model).ok

@@ -229,3 +229,82 @@ def test_problems_come_out_in_the_warm_up_already(x):
     model = torchrig.prepare(Stack(Breaking), backend="eager", on_problem={"graph_break": "raise"})
     with pytest.raises(torchrig.GraphBreak):
         torchrig.warmup(model, x)
+
+
+def test_inference_mode_is_a_mode_of_its_own(x):
+    model = torchrig.prepare(Stack(), backend="eager")
+    assert torchrig.warmup(model, x, modes=("train", "eval", "inference")).ok
+    graphs = torchrig.report(model).graphs
+    model.eval()
+    with torch.inference_mode():
+        model(x)
+    assert torchrig.report(model).graphs == graphs
+
+
+def test_parts_in_a_mode_of_their_own_are_warmed_up_in_it(x):
+    model = torchrig.prepare(Model(), backend="eager")
+    model.layers[1].norm.eval()
+    for modes in (("train", "eval"), ("eval", "train")):
+        torchrig.warmup(model, x, modes=modes)
+    graphs = torchrig.report(model).graphs
+    model(x).sum().backward()
+    assert torchrig.report(model).graphs == graphs and not model.layers[1].norm.training
+
+
+def test_a_warm_up_inside_inference_mode_compiles_for_training_too(x):
+    model = torchrig.prepare(Stack(), backend="eager")
+    with torch.inference_mode():
+        torchrig.warmup(model, x, modes="train")
+    model(x).sum().backward()
+    assert torchrig.report(model).graphs == 1
+
+
+class Odd(nn.Module):
+    """Writes into parameters, and into what stands in plain attributes, however deep."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Linear(4, 4)
+        self.average = nn.Linear(4, 4).requires_grad_(False)
+        self.register_buffer("wide", torch.zeros(1).expand(8))
+        with torch.inference_mode():
+            self.register_buffer("inferred", torch.zeros(2))
+        self.kept = {"averages": [torch.zeros(4)], "log": {"losses": []}}
+        self.hidden = [nn.BatchNorm1d(4)]
+        self.array, self.generator, self.random = numpy.zeros(3), torch.Generator(), random.Random(0)
+        self.numpys = numpy.random.default_rng(0)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.block.weight.clamp_(-0.01, 0.01)
+            self.average.weight.lerp_(self.block.weight, 0.5)
+            self.kept["averages"][0].add_(1)
+        self.kept["log"]["losses"].append(float(torch.rand((), generator=self.generator)) + self.random.random())
+        self.array += self.numpys.random()
+        return self.hidden[0](self.block(x))
+
+
+def test_what_a_forward_writes_anywhere_comes_back(x):
+    model = torchrig.prepare(Odd(), backend="eager", regions="whole", on_problem="ignore")
+    hidden = {name: value.clone() for name, value in model.hidden[0].state_dict().items()}
+    before, states = everything(model), (model.generator.get_state(), model.random.getstate())
+    bits = model.numpys.bit_generator.state
+    torchrig.warmup(model, x)
+    assert same(before, model)
+    assert all(torch.equal(value, model.hidden[0].state_dict()[name]) for name, value in hidden.items())
+    assert not model.kept["averages"][0].any() and model.kept["log"]["losses"] == [] and not model.array.any()
+    assert torch.equal(model.generator.get_state(), states[0]) and model.random.getstate() == states[1]
+    assert model.numpys.bit_generator.state == bits
+
+
+def test_a_backward_that_is_pending_still_works(x):
+    class Keeping(Stack):
+        def forward(self, x):
+            self.last = super().forward(x)
+            return self.last
+
+    model = torchrig.prepare(Keeping(), backend="eager")
+    loss = model(x).square().sum()
+    torchrig.warmup(model, x)
+    loss.backward()
+    assert model.first.weight.grad is not None

@@ -35,6 +35,11 @@ def optimizers(arguments: Arguments, model: nn.Module) -> tuple[Region, ...]:
     return tuple(_region(f"{name}.step", each, "compile_optimizer=True") for name, each in named)
 
 
+def _fixed(group: dict[str, Any]) -> bool:
+    """Whether PyTorch refuses a tensor for the learning rate: ``foreach=True`` asked for, and not ``capturable``."""
+    return bool(group.get("foreach")) and group.get("capturable") is False
+
+
 def is_fused(optimizer: Optimizer) -> bool:
     """Whether the step is one kernel already, which PyTorch keeps ``torch.compile`` from looking into."""
     return any(group.get("fused") for group in optimizer.param_groups)
@@ -83,6 +88,7 @@ def _own_step(optimizer: Optimizer, original: Any, compiler: RegionCompiler) -> 
 
     def call(self: Optimizer, closure: Callable[[], Any] | None = None, **more: Any) -> Any:
         if closure is not None or more:
+            compiler.left("its step is called with a closure, and runs as it is")
             return original(closure, **more)
         self._opt_called = True  # type: ignore[attr-defined]  # what a scheduler's own wrapper notes, for its warning
         return step(self)
@@ -95,6 +101,7 @@ def _any_step(optimizer: Optimizer, original: Any, compiler: RegionCompiler) -> 
 
     def call(self: Optimizer, closure: Callable[[], Any] | None = None, **more: Any) -> Any:
         if closure is not None or more:
+            compiler.left("its step is called with a closure, and runs as it is")
             return original(closure, **more)
         with _rates_as_tensors(optimizer, rates):
             return compiled()
@@ -116,7 +123,7 @@ def _rates_as_tensors(optimizer: Optimizer, rates: list[torch.Tensor]) -> Iterat
     """
     groups = optimizer.param_groups
     rates += [torch.zeros((), dtype=torch.float64) for _ in groups[len(rates) :]]
-    numbers = [(group, group["lr"]) for group in groups if isinstance(group.get("lr"), float)]
+    numbers = [(group, group["lr"]) for group in groups if isinstance(group.get("lr"), float) and not _fixed(group)]
     for (group, number), rate in zip(numbers, rates, strict=False):
         group["lr"] = rate.fill_(number)
     try:

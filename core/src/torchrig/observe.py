@@ -45,7 +45,7 @@ class ObservedBackend:
         try:
             compiled = self._inner(graph, example_inputs)
         except Exception as error:
-            again = conversion.daring and dynamo.is_data_dependent(error)
+            again = dynamo.is_control_flow(error) or (conversion.daring and dynamo.is_data_dependent(error))
             if again or self._policy.on_failure != "eager":
                 raise
             # Giving the traced graph back, rather than refusing the frame, keeps Dynamo from trying each inner frame.

@@ -211,6 +211,10 @@ class RegionCompiler:
 
         return run
 
+    def left(self, reason: str) -> None:
+        """Report that it runs eager after all."""
+        self._record.left(reason)
+
     def _put_forward(self, module: nn.Module) -> Undo:
         lying = under(module)
         if lying is None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from .dtensors import local
 from .tree import Undo, snapshot
 
 
@@ -22,30 +23,95 @@ def preserved(model: nn.Module) -> Iterator[None]:
     Gradients go to ``.grad`` and are dropped; those that were there come back, the same objects. Hooks that a user
     registered to run once a gradient is accumulated, an optimizer's step for one, are not called meanwhile.
 
+    Parameters are copied to the host for it. Of plain attributes, what lists, dictionaries, sets, deques, tensors,
+    NumPy arrays and random generators among them hold comes back, however deep; other objects are not looked into.
+
     Args:
-        model: Any module. What is kept of it besides its state: the training flag, plain attributes, and what lists,
-            dictionaries, sets and tensors among those held.
+        model: Any module; a module in a plain attribute of it is looked after alike.
     """
-    with ExitStack() as held:
-        undos: list[Undo] = [snapshot(model), *map(_contents, _containers(model)), *map(_values, _written(model))]
-        undos += [_gradient(parameter) for parameter in model.parameters()]
-        held.callback(_undo, undos)
+    with ExitStack() as held:  # calls every one of them, whatever another raises
+        for module in _modules(model):
+            held.callback(snapshot(module, data=False))
+        for parameter in _parameters(model):
+            held.callback(_gradient(parameter))
+        for undo in _values(model):
+            held.callback(undo)
         held.enter_context(_random_state())
         yield
 
 
-def _undo(undos: list[Undo]) -> None:
-    for undo in reversed(undos):
-        undo()
+def _modules(model: nn.Module) -> list[nn.Module]:
+    """The model, and every module that stands in its plain attributes rather than among its children."""
+    found, todo = {id(model): model}, [model]
+    known = {id(module) for module in model.modules()}
+    while todo:
+        for value in _attributes(todo.pop()):
+            if isinstance(value, nn.Module) and id(value) not in known:
+                known |= {id(module) for module in value.modules()}
+                found[id(value)] = value
+                todo.append(value)
+    return list(found.values())
 
 
-def _containers(model: nn.Module) -> Iterator[Any]:
-    """The lists, dictionaries and the like that the model's forward may append to."""
+def _parameters(model: nn.Module) -> list[nn.Parameter]:
+    every = (parameter for module in _modules(model) for parameter in module.parameters())
+    return list({id(parameter): parameter for parameter in every}.values())
+
+
+def _values(model: nn.Module) -> Iterator[Undo]:
+    """How to bring back what is written into: tensors, containers, generators."""
+    seen: set[int] = set()
+    for root in _modules(model):
+        for value in (*root.parameters(), *root.buffers(), *_attributes(root)):
+            if id(value) not in seen:
+                seen.add(id(value))
+                undo = _undo_of(value)
+                if undo is not None:
+                    yield undo
+
+
+def _attributes(root: nn.Module) -> Iterator[Any]:
+    """What the plain attributes of the modules hold, containers and what is in them alike."""
     own = nn.Module().__dict__
-    for module in model.modules():
-        for name, value in vars(module).items():
-            if name not in own and type(value) in (list, dict, set, deque):
-                yield value
+    seen: set[int] = set()
+    todo = [value for module in root.modules() for name, value in vars(module).items() if name not in own]
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value
+        if isinstance(value, dict):
+            todo += value.values()
+        elif isinstance(value, (list, tuple, deque)):
+            todo += value
+
+
+def _undo_of(value: Any) -> Undo | None:
+    if isinstance(value, torch.Tensor):
+        return None if value.is_meta else _tensor(local(value))
+    if isinstance(value, (list, dict, set, deque)):
+        return _contents(value)
+    if isinstance(value, torch.Generator):
+        return _state(value.get_state, value.set_state)
+    if isinstance(value, random.Random):
+        return _state(value.getstate, value.setstate)
+    return _undo_of_numpys(value)
+
+
+def _undo_of_numpys(value: Any) -> Undo | None:
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return _state(value.copy, lambda before: numpy.copyto(value, before))
+    if numpy is not None and isinstance(value, numpy.random.Generator):
+        bits = value.bit_generator
+        return _state(lambda: bits.state, lambda before: setattr(bits, "state", before))
+    return None
+
+
+def _state(get: Callable[[], Any], put: Callable[[Any], Any]) -> Undo:
+    before = get()
+    return lambda: put(before)
 
 
 def _contents(container: Any) -> Undo:
@@ -58,21 +124,17 @@ def _contents(container: Any) -> Undo:
     return undo
 
 
-def _written(model: nn.Module) -> Iterator[torch.Tensor]:
-    """The tensors that a forward may write into: buffers, and those in plain attributes."""
-    yield from model.buffers()
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, torch.Tensor):
-                yield value
+def _tensor(tensor: torch.Tensor) -> Undo:
+    """Write back what was there, but only where it changed: writing marks a tensor as changed for a pending backward.
 
-
-def _values(tensor: torch.Tensor) -> Undo:
-    before = tensor.detach().clone()
+    What the value was is kept on the host: an accelerator may have no room for a model twice.
+    """
+    before = tensor.detach().to("cpu", copy=True)
 
     def undo() -> None:
-        with torch.no_grad():
-            tensor.copy_(before)
+        if not torch.equal(tensor.detach().cpu(), before):
+            with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                tensor.copy_(before)
 
     return undo
 

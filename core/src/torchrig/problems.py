@@ -51,10 +51,16 @@ _HINTS = (
         "Its instances hold modules of different classes; parametrized modules have one class each.",
     ),
     (
-        r"param_groups",
+        r"param_groups.*\['lr'\]",
+        "This step makes a number of its learning rate, and a scheduler changes it. Leave the optimizer uncompiled "
+        "(compile_optimizer=False) if it goes on.",
+    ),
+    (
+        r"param_groups.*\['\w+'\]",
         "A scheduler changes this number of the optimizer's; in a compiled step only lr may change. Leave this "
         "optimizer uncompiled (compile_optimizer=False).",
     ),
+    (r"self\.state\b", "The optimizer's state came to be, or was loaded: it costs one more graph."),
     (
         r"requires_grad",
         "Its inputs differ in requires_grad between calls, as behind a frozen embedding: the first block then needs no "
@@ -74,6 +80,10 @@ _HINTS = (
         "Dimension 0 varies: give prepare the loader whose batches do, or mark dimension 0 dynamic with dynamic=True.",
     ),
     (r"size mismatch", "Its input's shape varies: pass dynamic=True, or pad to one shape."),
+    (
+        r"size\(\)\[.*==",
+        "What it does depends on its input's shape: pad to few shapes.",
+    ),
     (r"stride mismatch", "Its input's strides vary: make it contiguous before the block."),
     (r"grad_mode", "It runs with and without gradients; each needs a graph."),
     (r"_forward_hooks", "A hook was put on one of its children after the first call."),

@@ -81,8 +81,13 @@ class KindRecord:
         self.seconds += conversion.seconds
         problem = self._problem_of(conversion, error)
         if self.policy.on_failure == "eager":
-            self._fall_back(str(problem or error))
-            self.policy.warn(f"{problem or error} It runs eager from now on (on_failure='eager').")
+            told = (
+                str(problem)
+                if problem
+                else f"Region {self.region.kind}: {type(error).__name__}: {first_line(str(error))}"
+            )
+            self._fall_back(told)
+            self.policy.warn(f"{told} It runs eager from now on (on_failure='eager').")
             return True
         if problem is not None:
             raise problem from _cause(error)
@@ -112,6 +117,13 @@ class KindRecord:
         reason = f"it cannot be one graph (fullgraph=True): {found.where}: {first_line(found.reason)}"
         self.policy.warn(f"Region {self.region.kind} runs eager from now on (on_failure='eager'): {reason}")
         self._fall_back(reason)
+
+    def left(self, reason: str) -> None:
+        """Report, once, that it runs eager where something else than compiling decides it."""
+        if reason not in self.fallbacks:
+            self._fall_back(reason)
+            told = f"{self.region.kind} is not compiled: {reason}."
+            self.policy.handle("region_not_compiled", RegionNotCompiled(told))
 
     def _count_graphs(self, conversion: dynamo.Conversion) -> None:
         self.graphs += conversion.graphs

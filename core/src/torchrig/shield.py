@@ -48,24 +48,36 @@ class Shielded:
             self._failed(error)
 
     def _first(self, *args: Any) -> Sequence[Any]:
-        if torch.is_grad_enabled() and any(_learns(each) for each in args):
-            try:
-                return _FirstBackward(self, args).outputs()
-            except Exception as error:  # an input that the graph writes into cannot be detached from what made it
-                if _is_checkpoints(error):
-                    raise
-        return self._unshielded(*args)
-
-    def _unshielded(self, *args: Any) -> Sequence[Any]:
+        before, surroundings = list(map(_unwritten, args)), _Surroundings(args)
+        learns = torch.is_grad_enabled() and any(_learns(each) for each in args)
         try:
+            if learns:
+                return _FirstBackward(self, args, surroundings).outputs()
             outputs = self.compiled(*args)
         except Exception as error:
             if _is_checkpoints(error):
                 raise
-            outputs = self.traced(*args)  # raises too where the fault is the user's
-            self.fall_back(error)
-            return outputs
+            surroundings.bring_back()
+            _write_back(args, before)
+            if _is_about_leaves(error):  # the graph writes into an input, which then cannot be detached
+                return self._unshielded(args, before, surroundings)
+            return self._traced_instead(args, error)
         self.proven()
+        return outputs
+
+    def _unshielded(self, args: Sequence[Any], before: Sequence[Any], surroundings: _Surroundings) -> Sequence[Any]:
+        try:
+            outputs = self.compiled(*args)
+        except Exception as error:
+            surroundings.bring_back()
+            _write_back(args, before)
+            return self._traced_instead(args, error)
+        self.proven()
+        return outputs
+
+    def _traced_instead(self, args: Sequence[Any], error: Exception) -> Sequence[Any]:
+        outputs = self.traced(*args)  # raises too where the fault is the user's
+        self.fall_back(error)
         return outputs
 
 
@@ -75,12 +87,13 @@ class _FirstBackward:
     Args:
         graph: The graph.
         args: Its inputs.
+        surroundings: What it runs under.
     """
 
-    def __init__(self, graph: Shielded, args: Sequence[Any]) -> None:
+    def __init__(self, graph: Shielded, args: Sequence[Any], surroundings: _Surroundings) -> None:
         self._graph = graph
         self._args = args
-        self._surroundings = _Surroundings(args)
+        self._surroundings = surroundings
         self._leaves = [_leaf(each) for each in args]
         self._outputs = list(graph.compiled(*self._leaves))
         self._spent = False
@@ -157,13 +170,17 @@ class _Surroundings:
             (each, torch.get_autocast_dtype(each), torch.is_autocast_enabled(each)) for each in sorted(types)
         ]
 
+    def bring_back(self) -> None:
+        """Give the random state back for good."""
+        torch.set_rng_state(self._cpu)
+        set_device_states(self._devices, self._states)
+
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Bring them back for a while."""
         with ExitStack() as held:
             held.enter_context(torch.random.fork_rng(self._devices))
-            torch.set_rng_state(self._cpu)
-            set_device_states(self._devices, self._states)
+            self.bring_back()
             for device, dtype, enabled in self._autocast:
                 held.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
             yield
@@ -172,6 +189,17 @@ class _Surroundings:
 def _is_checkpoints(error: Exception) -> bool:
     """Whether activation checkpointing raised it, to end a forward that it runs a second time early."""
     return type(error).__module__ == "torch.utils.checkpoint"
+
+
+def _is_about_leaves(error: Exception) -> bool:
+    return "leaf Variable" in str(error) and "in-place" in str(error)
+
+
+def _write_back(args: Sequence[Any], before: Sequence[Any]) -> None:
+    """Undo what a run that failed wrote into its inputs."""
+    for value, copied in zip(args, before, strict=True):
+        if value is not copied and not torch.equal(value, copied):
+            value.copy_(copied)
 
 
 def _learns(value: Any) -> bool:

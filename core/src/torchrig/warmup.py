@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from .report import Report
     from .state import Prepared
 
-MODES = ("train", "eval")
+MODES = ("train", "eval", "inference")
 
 
-def warmup(model: nn.Module, *example_args: Any, modes: Iterable[str] = MODES, **example_kwargs: Any) -> Report:
+def warmup(
+    model: nn.Module, *example_args: Any, modes: Iterable[str] = ("train", "eval"), **example_kwargs: Any
+) -> Report:
     """Compile every region of a prepared model before the first step.
 
     Runs ``model(*example_args, **example_kwargs)`` once in each mode, with a backward when training. Parameters,
@@ -34,7 +36,9 @@ def warmup(model: nn.Module, *example_args: Any, modes: Iterable[str] = MODES, *
     Args:
         model: What ``prepare`` gave back.
         *example_args: A batch, as the loop gives it to the model; its tensors are brought to the model's device.
-        modes: ``"train"`` (forward and backward) and ``"eval"`` (forward without gradients), in the order they are run.
+        modes: ``"train"`` (forward and backward), ``"eval"`` (forward under ``torch.no_grad``) and ``"inference"``
+            (forward under ``torch.inference_mode``, whose tensors need graphs of their own), in the order they are run.
+            Training flags that were set one by one are kept for the mode that the model itself is in.
         **example_kwargs: As ``example_args``.
 
     Returns:
@@ -78,18 +82,30 @@ def _run(model: nn.Module, prepared: Prepared, modes: tuple[str, ...], example: 
         shown(prepared.observation.records, modes, speaks=processes.world().rank == 0) as progress,
         preserved(model),
     ):
+        flags = {module: module.training for module in model.modules()}
         for mode in modes:
-            _pass(model, mode == "train", placed)
+            _set_flags(model, mode == "train", flags)
+            _pass(model, mode, placed)
             progress.done(mode)
 
 
-def _pass(model: nn.Module, training: bool, example: Any) -> None:
-    args, kwargs = map_tensors(example, _copied)
-    model.train(training)
-    with torch.set_grad_enabled(training):
+def _pass(model: nn.Module, mode: str, example: Any) -> None:
+    training = mode == "train"
+    with torch.inference_mode(False):
+        args, kwargs = map_tensors(example, _copied)
+    with torch.inference_mode(mode == "inference"), torch.set_grad_enabled(training):
         output = model(*args, **kwargs)
         if training:
             losses.backward(output)
+
+
+def _set_flags(model: nn.Module, training: bool, flags: dict[nn.Module, bool]) -> None:
+    """The training flags as they were where the model was in that mode, with parts that differ; else all alike."""
+    if flags[model] != training:
+        model.train(training)
+        return
+    for module, flag in flags.items():
+        module.training = flag
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -46,7 +46,7 @@ from .context import (
 )
 from .conversion import Break, Conversion, Listener, attributed, current, unwatched
 from .flags import FLAGS, Flag, flags, recompile_limit, switches, unsupported
-from .reading import break_of, family_of, is_data_dependent
+from .reading import break_of, family_of, is_control_flow, is_data_dependent
 
 __all__ = [
     "FLAGS",
@@ -64,6 +64,7 @@ __all__ = [
     "family_of",
     "flags",
     "innermost_backend",
+    "is_control_flow",
     "is_data_dependent",
     "mode_options",
     "recompile_limit",

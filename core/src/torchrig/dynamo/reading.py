@@ -31,6 +31,11 @@ def family_of(error: Exception) -> str:
     return "other"
 
 
+def is_control_flow(error: Exception) -> bool:
+    """Whether Dynamo raised it through a backend to go on in another way, as to trace once more; no failure at all."""
+    return isinstance(error, (torch._dynamo.exc.RestartAnalysis, torch._dynamo.exc.SkipFrame))
+
+
 _DATA_DEPENDENT = re.compile(r"data-dependent|unbacked|\bu\d+\b")
 
 
