@@ -69,11 +69,11 @@ def _part(parameter: nn.Parameter, shards: int) -> torch.Size:
 
 
 def _gathers(plan: Plan, part: int, shards: int, *, root: bool) -> int:
-    """Bytes received: once for the forward, and once more for the backward from as many as keep it together then."""
+    """Bytes received: for the forward from all, and for the backward from as many as keep it together then."""
     asked = settings.of(plan).reshard_after_forward
     after = (not root) if asked is None else asked
-    again = shards if after is True else int(after)
-    return part * (shards - 1 + max(again - 1, 0))
+    together = shards if after is True else max(int(after), 1)
+    return part * (shards - 1) + part * shards // together * (together - 1)
 
 
 def _itemsize(dtype: torch.dtype | None, parameter: nn.Parameter) -> int:
