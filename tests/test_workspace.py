@@ -33,7 +33,7 @@ PUBLIC = {
     "PluginLoadError", "RankFailed", "RecompileLimitReached", "Region", "RegionCompileError", "RegionError",
     "RegionNotCompiled",
     "Report", "Settings", "SettingsError", "Share", "Step", "StrategyError", "StrategyInfo", "StrategyNotInstalled",
-    "StrategyUnavailable", "TorchrigError", "TorchrigWarning", "TransformInfo", "Wrapped", "clip_grad_norm_",
+    "StrategyUnavailable", "TorchrigError", "TorchrigWarning", "TransformInfo", "Unit", "Wrapped", "clip_grad_norm_",
     "compile_regions", "has_compiled_regions", "hookimpl", "is_compiled", "load_checkpoint", "no_sync", "plan",
     "prepare", "report", "save_checkpoint", "unwrap", "warmup",
 }  # fmt: skip

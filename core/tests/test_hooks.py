@@ -13,6 +13,7 @@ SIGNATURES = {
     "describe": (),
     "torch_compile_kwargs": ("request",),
     "device_mesh": ("plan",),
+    "units": ("model", "plan", "processes"),
     "check_model": ("model", "plan"),
     "wrap_strategy": ("model", "optimizers", "plan"),
     "compile_region": ("module", "region", "kwargs", "plan"),
@@ -21,7 +22,7 @@ SIGNATURES = {
     "unwrap": ("model", "keep_compile"),
     "transform": ("model", "plan"),
 }
-FIRST_RESULT = {"describe", "torch_compile_kwargs", "device_mesh", "no_sync", "clip_grad_norm"}
+FIRST_RESULT = {"describe", "torch_compile_kwargs", "device_mesh", "units", "no_sync", "clip_grad_norm"}
 
 
 def manager_with(*plugins):

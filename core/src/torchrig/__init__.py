@@ -49,6 +49,7 @@ from .hookspecs import (
     Step,
     StrategyInfo,
     TransformInfo,
+    Unit,
     Wrapped,
     hookimpl,
 )
@@ -104,6 +105,7 @@ __all__ = [
     "TorchrigError",
     "TorchrigWarning",
     "TransformInfo",
+    "Unit",
     "Wrapped",
     "clip_grad_norm_",
     "compile_regions",

@@ -325,6 +325,28 @@ class Wrapped:
     share: Share | None = None
 
 
+@dataclass(frozen=True)
+class Unit:
+    """Parameters that a strategy keeps, gathers and reduces together, as one process sees them.
+
+    Args:
+        name: The module they belong to; ``""`` is the model itself.
+        kept: For each parameter, by its name in the model, the shape of what the process keeps of it; of processes that
+            keep parts of different sizes, the largest.
+        gathered: Bytes that it receives from others in a training step, to have the parameters whole.
+        reduced: Bytes that it hands to others in a training step, to add up gradients; of an all-reduce, its operand.
+        whole: Bytes that the gathered parameters take while they are in use; 0 where they are kept whole.
+        workspace: Bytes that it needs for gradients on their way, for as long as it trains.
+    """
+
+    name: str
+    kept: Mapping[str, torch.Size]
+    gathered: int = 0
+    reduced: int = 0
+    whole: int = 0
+    workspace: int = 0
+
+
 @hookspec(firstresult=True)
 def describe() -> BackendInfo | StrategyInfo | TransformInfo:  # type: ignore[empty-body]
     """Say what the plugin is called, what it can do and what it takes. Every plugin implements it."""
@@ -371,6 +393,17 @@ def wrap_strategy(  # type: ignore[empty-body]
     """Shard, wrap or move the model, and bind the optimizers to its live parameters. Strategies implement it.
 
     An implementation that raises must leave ``model`` and ``optimizers`` as it found them.
+    """
+
+
+@hookspec(firstresult=True)
+def units(model: nn.Module, plan: Plan, processes: int) -> tuple[Unit, ...]:  # type: ignore[empty-body]
+    """What a process keeps and sends under this strategy, for ``torchrig plan --world-size``.
+
+    Strategies may implement it. ``model`` may be on the meta device, and is not changed.
+
+    Raises:
+        TorchrigError: The model or the settings do not go with so many processes.
     """
 
 

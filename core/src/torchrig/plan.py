@@ -106,7 +106,14 @@ class _Chosen:
         return self.strategy.info.compile_after_wrap
 
 
-def draft(model: nn.Module, arguments: Arguments, settings: Settings, *, distributing: bool = True) -> Draft:
+def draft(
+    model: nn.Module,
+    arguments: Arguments,
+    settings: Settings,
+    *,
+    distributing: bool = True,
+    checking_model: bool = True,
+) -> Draft:
     """Choose the plugins, find the regions, and put the steps in order.
 
     Args:
@@ -114,11 +121,13 @@ def draft(model: nn.Module, arguments: Arguments, settings: Settings, *, distrib
         arguments: What ``prepare`` was given.
         settings: The settings.
         distributing: Whether the strategy will be used, and so must fit the model and the processes.
+        checking_model: Whether it must fit the model as well, which may have no values yet.
     """
     try:
         drafted = _draft(model, arguments, settings)
         if distributing:
             _check_processes(drafted.strategy)
+        if distributing and checking_model:
             drafted.hooks.hook.check_model(model=model, plan=drafted.plan)
         return drafted
     except SettingsError as error:  # plugins know which setting is wrong, and not where it came from

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from torchrig import devices, precision, ranks
 from torchrig.errors import StrategyError
-from torchrig.hookspecs import Plan, StrategyInfo, Wrapped, hookimpl
+from torchrig.hookspecs import Plan, StrategyInfo, Unit, Wrapped, hookimpl
 from torchrig.replicated import Replicated
 from torchrig.tree import Undo, undoing
 
@@ -87,6 +87,16 @@ def wrap_strategy(model: nn.Module, optimizers: tuple[Optimizer, ...], plan: Pla
         wrapped = _wrap(model, own)
         undos.append(wrapped.detach)
         return Wrapped(wrapped, optimizers, undos.all)
+
+
+@hookimpl
+def units(model: nn.Module, plan: Plan, processes: int) -> tuple[Unit, ...]:
+    """Everything is kept; gradients are averaged, in buckets that are a copy of them unless they are views."""
+    gradients = sum(each.nbytes for each in model.parameters() if each.requires_grad)
+    own = plan.settings.validate_block("ddp", DdpSettings)
+    kept = {name: parameter.shape for name, parameter in model.named_parameters()}
+    buckets = 0 if own.gradient_as_bucket_view else gradients
+    return (Unit("", kept, reduced=gradients if processes > 1 else 0, workspace=buckets),)
 
 
 @hookimpl

@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchrig import devices, precision
-from torchrig.hookspecs import Capabilities, Plan, StrategyInfo, Wrapped, hookimpl
+from torchrig.hookspecs import Capabilities, Plan, StrategyInfo, Unit, Wrapped, hookimpl
 from torchrig.tree import undoing
 
 
@@ -27,3 +27,9 @@ def wrap_strategy(model: nn.Module, optimizers: tuple[Optimizer, ...], plan: Pla
         undos.append(devices.move(model, optimizers, plan.device))
         undos.append(precision.apply(model, optimizers, plan.settings.mixed_precision, plan.device))
         return Wrapped(model, optimizers, undos.all)
+
+
+@hookimpl
+def units(model: nn.Module) -> tuple[Unit, ...]:
+    """Everything is kept, and nothing is sent."""
+    return (Unit("", {name: parameter.shape for name, parameter in model.named_parameters()}),)

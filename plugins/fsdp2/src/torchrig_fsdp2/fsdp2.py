@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from torchrig import Plan, StrategyInfo, Wrapped, hookimpl
+from torchrig import Plan, StrategyInfo, Unit, Wrapped, hookimpl
 
 from .settings import NAME, FSDP2Settings
 
@@ -58,6 +58,14 @@ def wrap_strategy(model: nn.Module, optimizers: tuple[Optimizer, ...], plan: Pla
 
     undo = sharding.shard(model, optimizers, plan)
     return Wrapped(model, optimizers, undo, mesh.share(mesh.of(plan)))
+
+
+@hookimpl
+def units(model: nn.Module, plan: Plan, processes: int) -> tuple[Unit, ...]:
+    """What a process keeps of each unit, and what it sends."""
+    from . import account
+
+    return account.of(model, plan, processes)
 
 
 @hookimpl

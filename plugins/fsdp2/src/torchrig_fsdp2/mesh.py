@@ -29,8 +29,7 @@ def of(plan: Plan) -> DeviceMesh:
             "Strategy 'fsdp2' shards over a group of processes, and there is none. Start the script with torchrun, or "
             "call torch.distributed.init_process_group first."
         )
-    sizes = _sizes(plan, dist.get_world_size())
-    return _mesh(plan.device.type, sizes)
+    return _mesh(plan.device.type, sizes(plan, dist.get_world_size()))
 
 
 def of_data(mesh: DeviceMesh) -> DeviceMesh:
@@ -45,7 +44,7 @@ def check(plan: Plan) -> None:
     Raises:
         SettingsError: The number of processes cannot be divided as asked for.
     """
-    _sizes(plan, processes.world().size)
+    sizes(plan, processes.world().size)
 
 
 def share(mesh: DeviceMesh) -> Share:
@@ -58,7 +57,12 @@ def share(mesh: DeviceMesh) -> Share:
     return Share(index, data.size())
 
 
-def _sizes(plan: Plan, world: int) -> dict[str, int]:
+def sizes(plan: Plan, world: int) -> dict[str, int]:
+    """The dimensions of the mesh for so many processes: ``shard``, and those besides that are larger than 1.
+
+    Raises:
+        SettingsError: The number of processes cannot be divided as asked for.
+    """
     own = settings.of(plan)
     if own.tensor_parallel > 1 and plan.settings.parallelize is None:
         raise SettingsError(
@@ -74,8 +78,8 @@ def _sizes(plan: Plan, world: int) -> dict[str, int]:
             setting=f"fsdp2.{name}",
             choices=[str(each) for each in range(1, world + 1) if world % each == 0],
         )
-    sizes = {REPLICATE: own.replicate, SHARD: shards, TENSOR: own.tensor_parallel}
-    return {name: size for name, size in sizes.items() if size > 1 or name == SHARD}
+    wanted = {REPLICATE: own.replicate, SHARD: shards, TENSOR: own.tensor_parallel}
+    return {name: size for name, size in wanted.items() if size > 1 or name == SHARD}
 
 
 def _mesh(device: str, sizes: dict[str, int]) -> DeviceMesh:

@@ -27,7 +27,7 @@ def check(model: nn.Module, plan: Plan) -> None:
         StrategyError: Something in the model cannot be sharded, or has no way to be initialised.
     """
     mesh.check(plan)
-    _refuse_parameters(model)
+    refuse_parameters(model)
     _refuse_other_sharding(model, plan)
     initialise.ways(model)
 
@@ -75,7 +75,12 @@ def _forget(found: Iterable[nn.Module]) -> None:
             beside.forget(each)
 
 
-def _refuse_parameters(model: nn.Module) -> None:
+def refuse_parameters(model: nn.Module) -> None:
+    """Refuse parameters that ``fully_shard`` cannot cut.
+
+    Raises:
+        StrategyError: There is such a one.
+    """
     named = model.named_parameters()
     reasons = [f"{name!r} {reason}" for name, parameter in named if (reason := _obstacle(parameter))]
     if reasons:
@@ -101,7 +106,7 @@ def _refuse_other_sharding(model: nn.Module, plan: Plan) -> None:
     same = (
         known is not None
         and known.arguments is not None
-        and known.arguments["mp_policy"] == _precision(plan, root=True)
+        and known.arguments["mp_policy"] == precision_of(plan, root=True)
     )
     if not same and plan.settings.mixed_precision == "bf16":
         raise SettingsError(
@@ -119,7 +124,7 @@ def _shard_units(found: list[nn.Module], plan: Plan, data_mesh: DeviceMesh) -> N
         arguments = {
             "mesh": data_mesh,
             "reshard_after_forward": own.reshard_after_forward,
-            "mp_policy": _precision(plan, root=module is found[-1]),
+            "mp_policy": precision_of(plan, root=module is found[-1]),
             "offload_policy": _offload(own, plan),
         }
         unit.shard(module, arguments)
@@ -142,7 +147,7 @@ def _carry_over(before: dict[str, nn.Parameter], after: dict[str, nn.Parameter])
             new.grad = dtensors.cut_like(old.grad, new)
 
 
-def _precision(plan: Plan, *, root: bool) -> MixedPrecisionPolicy:
+def precision_of(plan: Plan, *, root: bool) -> MixedPrecisionPolicy:
     """Gather and compute in bfloat16, reduce gradients in float32; outputs come back in float32, as under autocast."""
     if plan.settings.mixed_precision != "bf16":
         return MixedPrecisionPolicy()
