@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,7 +46,7 @@ def model() -> nn.Module:
 class Runner:
     """One prepared model and its times."""
 
-    def __init__(self, name: str, **settings: str) -> None:
+    def __init__(self, name: str, **settings: Any) -> None:
         self.name = name
         made = model()
         optimizer = torch.optim.AdamW(made.parameters(), lr=1e-3)
