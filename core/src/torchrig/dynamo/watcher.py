@@ -58,6 +58,9 @@ class Watcher:
         self._listener.converted(conversion)
         return result
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_guards": {}}  # they are of this process, and code objects cannot be pickled
+
     def _convert(self, conversion: Conversion, *frame: Any) -> Any:
         training = conversion.mode.startswith("train")
         try:
