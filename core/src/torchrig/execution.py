@@ -77,7 +77,10 @@ class Run:
         for step in self.draft.plan.steps:
             if step.action == "compile":
                 assert step.region is not None
-                self._compile(step.region, instances[step.region.kind], places)
+                self._compile(step.region, instances[step.action, step.region.kind], places)
+            elif step.action == "checkpoint":
+                assert step.region is not None
+                self._checkpoint(instances[step.action, step.region.kind])
             elif step.action == "wrap":
                 self._wrap()
             logs.did(step)
@@ -136,16 +139,25 @@ class Run:
             self._undos.append(rebinding.rebind(optimizer, before, after))
         self.draft = self._drafting(self.model)
 
-    def _instances(self) -> dict[str, list[nn.Module]]:
-        """The modules of each region, looked up before a strategy wraps the model and their names change."""
+    def _instances(self) -> dict[tuple[str, str], list[nn.Module]]:
+        """The modules of each step's region, looked up before a strategy wraps the model and their names change."""
         from .regions import resolve
 
-        regions = self.draft.plan.regions
-        return {region.kind: [resolve(self.model, name) for name in region.instances] for region in regions}
+        asked = [(step.action, step.region) for step in self.draft.plan.steps if step.region is not None]
+        return {
+            (action, region.kind): [resolve(self.model, name) for name in region.instances]
+            for action, region in asked
+            if action not in BESIDES
+        }
+
+    def _checkpoint(self, instances: list[nn.Module]) -> None:
+        from . import recompute
+
+        checkpointer = recompute.Checkpointer(recompute.saved(self.draft.plan.settings))
+        self._undos += [checkpointer.put(module) for module in instances]
 
     def _compile(self, region: Region, instances: list[nn.Module], places: tree.Places) -> None:
         assert self._observation is not None
-        plan = self.draft.plan
         compiler = self._compiler(region)
         known = {id(module): layer.record for module in instances if (layer := placement.compile_layer(module))}
         self._adopt(region, list(known.values()), whole=len(known) == len(instances))
@@ -154,7 +166,7 @@ class Run:
                 continue
             own = self._own_way(module, region)
             if own is None:
-                own, undo = compiler.compile(module, plan.settings.placement)
+                own, undo = compiler.compile(module, self._placement())
                 self._undos.append(undo)
             if own is module:
                 continue
@@ -162,6 +174,12 @@ class Run:
                 self.model = own
             else:
                 self._undos.append(places.replace(module, own))
+
+    def _placement(self) -> str:
+        """As asked; on the ``forward`` in any case where a checkpoint is to go around what is compiled."""
+        steps = [step.action for step in self.draft.plan.steps]
+        around = "checkpoint" in steps and steps.index("compile") < steps.index("checkpoint")
+        return "forward" if around else self.draft.plan.settings.placement
 
     def _compile_besides(self) -> None:
         """Compile the losses and the optimizers' steps, where the plan says so."""

@@ -96,6 +96,9 @@ class BackendInfo(PluginInfo):
 
     Args:
         compiles: ``False`` only for a backend that leaves the model eager, as ``no`` does.
+        recomputes: Whether a checkpoint in a graph is carried out by its compiler, as those do that partition
+            AOTAutograd's joint graph: what is computed again in the backward has the random numbers of the forward.
+            Without it, checkpointed blocks run their compiled forward twice.
         modes: The values of ``mode`` it takes; empty when it takes none.
         options: A function that lists the options it takes, or ``None`` when it takes none.
             A function, because listing them may import the backend.
@@ -104,6 +107,7 @@ class BackendInfo(PluginInfo):
     """
 
     compiles: bool = True
+    recomputes: bool = False
     modes: tuple[str, ...] = ()
     options: Callable[[], Sequence[str]] | None = None
     cache_dirs: Callable[[], Sequence[str]] = _no_folders
@@ -202,12 +206,12 @@ class Step:
     """One thing that prepare does, in its place in the order.
 
     Args:
-        action: ``"transform"``, ``"parallelize"``, ``"compile"``, ``"wrap"``, ``"optimizers"``, ``"compile loss"``,
-            ``"compile optimizer"`` or ``"loaders"``.
+        action: ``"transform"``, ``"parallelize"``, ``"checkpoint"``, ``"compile"``, ``"wrap"``, ``"optimizers"``,
+            ``"compile loss"``, ``"compile optimizer"`` or ``"loaders"``.
         target: What it is done to.
         by: The plugin that does it, or ``"torchrig"``.
         reason: Why it is done, and why at this place.
-        region: What a step that compiles something compiles.
+        region: What a step that compiles or checkpoints something does it to.
     """
 
     action: str

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 Forward = Callable[..., Any]
 _LAYER = "__torchrig_layer__"
+CHECKPOINT = "checkpoint"  # the layer that computes a block again in the backward; it is compiled along
 _MISSING = object()
 IN_PLACE = "_compiled_call_impl"  # where nn.Module.compile leaves the compiled call
 
@@ -62,9 +63,9 @@ class Layer:
     """What the function of a layer carries.
 
     Args:
-        name: ``"compile"``, or what a strategy calls its own.
+        name: ``"compile"``, ``"checkpoint"``, or what a strategy calls its own.
         under: The instance's own ``forward`` before; ``None`` where the class's was in force.
-        record: What observes the compiled code of a ``"compile"`` layer.
+        record: What observes the compiled code of a ``"compile"`` layer; what a ``"checkpoint"`` layer was made with.
         taken: Called with the module when the layer is taken off.
     """
 
@@ -112,6 +113,17 @@ def layers(module: nn.Module) -> Iterator[Layer]:
             return
         yield layer
         lying = layer.under
+
+
+def _own(module: nn.Module) -> Under | None:
+    """The ``forward`` that an instance carries of its own, and that is no checkpoint's."""
+    lying = under(module)
+    while lying is not None and lying.bound:
+        layer = getattr(lying.function, _LAYER, None)
+        if layer is None or layer.name != CHECKPOINT:
+            return lying
+        lying = layer.under
+    return lying
 
 
 def take_layers(module: nn.Module) -> None:
@@ -183,12 +195,13 @@ class RegionCompiler:
         self._kwargs = kwargs
         self._observation = observation
         self._record = observation.record(region)
+        self._compiled: dict[Forward, Forward] = {}
 
     def compile(self, module: nn.Module, placement: str) -> tuple[nn.Module, Undo]:
         """Compile one instance; returns what takes its place (itself, but for ``wrap``) and how to undo it."""
         if placement == "auto":
-            placement = "forward" if under(module) is None and _is_plain(type(module)) else "inplace"
-        if placement == "forward" and not _is_plain(type(module)):
+            placement = "forward" if _own(module) is None and is_plain(type(module)) else "inplace"
+        if placement == "forward" and not is_plain(type(module)):
             raise RegionError(
                 f"The forward of {type(module).__name__} is no plain method, so it cannot be bound to an instance. "
                 "Leave placement to 'auto', or use 'inplace' or 'wrap'."
@@ -218,10 +231,13 @@ class RegionCompiler:
     def _put_forward(self, module: nn.Module) -> Undo:
         lying = under(module)
         if lying is None:
-            return put_layer(module, self._forward, Layer("compile", None, self._record))
-        # The instance's own forward is compiled for itself: what it closes over is its own, and so cannot be shared.
-        function = lying.function if lying.bound else _with_self(lying.function)
-        return put_layer(module, self._context(function), Layer("compile", lying, self._record))
+            compiled = self._shared(self._region.cls.forward)
+        elif lying.bound:  # the same function on several instances, as a checkpoint's is, is compiled once
+            compiled = self._shared(lying.function)
+        else:
+            # The instance's own forward is compiled for itself: what it closes over is its own, and cannot be shared.
+            compiled = self._context(with_self(lying.function))
+        return put_layer(module, compiled, Layer("compile", lying, self._record))
 
     def _put_inplace(self, module: nn.Module) -> Undo:
         before = module.__dict__.get(IN_PLACE, _MISSING)
@@ -239,10 +255,10 @@ class RegionCompiler:
         self._context.__dict__[_LAYER] = Layer("compile", record=self._record)
         return dynamo.wrap(self._context, module), lambda: None
 
-    @functools.cached_property
-    def _forward(self) -> Forward:
-        forward: Forward = self._context(self._region.cls.forward)
-        return forward
+    def _shared(self, function: Forward) -> Forward:
+        if function not in self._compiled:
+            self._compiled[function] = self._context(function)
+        return self._compiled[function]
 
     @functools.cached_property
     def _context(self) -> Any:
@@ -258,7 +274,7 @@ class RegionCompiler:
         )
 
 
-def _is_plain(cls: type[nn.Module]) -> bool:
+def is_plain(cls: type[nn.Module]) -> bool:
     """Whether the class's ``forward`` is a function that takes the instance first."""
     forward = inspect.getattr_static(cls, "forward")
     return callable(forward) and not isinstance(forward, (staticmethod, classmethod))
@@ -344,7 +360,9 @@ def is_compiled(module: nn.Module) -> bool:
     return in_place or "dynamo_ctx" in module.__dict__ or compile_layer(module) is not None
 
 
-def _with_self(forward: Forward) -> Forward:
+def with_self(forward: Forward) -> Forward:
+    """A function that takes the module first, and calls ``forward`` without it."""
+
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
 

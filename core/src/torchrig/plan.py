@@ -96,9 +96,13 @@ class _Chosen:
     transforms: tuple[Plugin, ...]
 
     @property
-    def compiles(self) -> bool:
+    def compiler(self) -> BackendInfo:
         assert isinstance(self.backend.info, BackendInfo)
-        return self.backend.info.compiles
+        return self.backend.info
+
+    @property
+    def compiles(self) -> bool:
+        return self.compiler.compiles
 
     @property
     def compiles_after_wrap(self) -> bool:
@@ -137,6 +141,7 @@ def draft(
 
 
 def _draft(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
+    from . import recompute
     from .plugins import make_manager
 
     chosen = _choose(settings)
@@ -151,7 +156,10 @@ def _draft(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
         _refuse_lazy(model)
     hooks = make_manager((*chosen.transforms, chosen.backend, chosen.strategy))
     kwargs = _compile_kwargs(chosen.backend, hooks, settings, device)
-    regions = _regions(model, settings) if compiles else ()
+    found = _found(model, settings, compiles)
+    regions = found.compiled
+    if compiles:
+        recompute.refuse(chosen.compiler, regions, settings)
     varying = shapes.dynamic_batch(arguments.loaders) if compiles else None
     open_ = chosen.backend.info.capabilities.dynamic_shapes and kwargs["dynamic"] is None
     made = Plan(
@@ -160,9 +168,14 @@ def _draft(model: nn.Module, arguments: Arguments, settings: Settings) -> Draft:
         backend=chosen.backend.name,
         device=device,
         regions=regions,
-        steps=tuple(_steps(model, arguments, settings, chosen, regions)),
+        steps=tuple(_steps(model, arguments, settings, chosen, found)),
         compile_kwargs=kwargs if compiles else {},
-        notes=(*off, *_shape_notes(varying, kwargs["dynamic"], open_), *_beside_notes(model, arguments, settings)),
+        notes=(
+            *off,
+            *_shape_notes(varying, kwargs["dynamic"], open_),
+            *recompute.notes(model, chosen.compiler if compiles else None, found.checkpointed, settings),
+            *_beside_notes(model, arguments, settings),
+        ),
         settings=settings,
         dynamic_batch=varying if open_ else None,
     )
@@ -294,10 +307,20 @@ def _refuse_lazy(model: nn.Module) -> None:
             )
 
 
-def _regions(model: nn.Module, settings: Settings) -> tuple[Region, ...]:
+@dataclass(frozen=True)
+class _Found:
+    """The parts of a model that something is done to."""
+
+    compiled: tuple[Region, ...]
+    checkpointed: tuple[Region, ...]
+
+
+def _found(model: nn.Module, settings: Settings, compiles: bool) -> _Found:
+    from . import recompute
     from .regions import find_regions
 
-    return find_regions(model, settings.regions, settings.exclude)
+    compiled = find_regions(model, settings.regions, settings.exclude) if compiles else ()
+    return _Found(compiled, recompute.blocks(model, settings))
 
 
 _COMPILE_KWARGS = frozenset({"backend", "mode", "options", "fullgraph", "dynamic"})
@@ -330,16 +353,27 @@ def _compile_kwargs(
 
 
 def _steps(
-    model: nn.Module, arguments: Arguments, settings: Settings, chosen: _Chosen, regions: tuple[Region, ...]
+    model: nn.Module,
+    arguments: Arguments,
+    settings: Settings,
+    chosen: _Chosen,
+    found: _Found,
 ) -> Iterator[Step]:
-    """The order: transforms, parallelize, compile regions, wrap (or wrap, then compile), optimizers, loaders."""
+    """The order: transforms, parallelize, checkpoint, compile, wrap (or wrap, then compile), optimizers, loaders."""
+    from . import recompute
+
     name, strategy = type(model).__name__, chosen.strategy
     for each in chosen.transforms:
         yield Step("transform", name, each.name, "conversions come first: what is compiled must be final")
     if settings.parallelize is not None:
         asked = getattr(settings.parallelize, "__name__", str(settings.parallelize))
         yield Step("parallelize", name, asked, "what is compiled must be what each process computes")
+    regions = found.compiled
     compiling = [_compile_step(region, chosen.backend) for region in regions]
+    checkpoints = [Step("checkpoint", _target(each), "torchrig", each.reason, each) for each in found.checkpointed]
+    around = bool(regions) and recompute.around(chosen.compiler, settings)
+    compiling = compiling + checkpoints if around else compiling
+    yield from () if around else checkpoints
     wrapping = [Step("wrap", name, strategy.name, _wrap_reason(settings, strategy))]
     yield from wrapping + compiling if chosen.compiles_after_wrap else compiling + wrapping
     for optimizer in arguments.optimizers_of(model):
@@ -354,8 +388,11 @@ def _steps(
 
 
 def _compile_step(region: Region, backend: Plugin) -> Step:
-    target = region.kind if region.whole else f"{region.kind} x{len(region.instances)}"
-    return Step("compile", target, backend.name, region.reason, region)
+    return Step("compile", _target(region), backend.name, region.reason, region)
+
+
+def _target(region: Region) -> str:
+    return region.kind if region.whole else f"{region.kind} x{len(region.instances)}"
 
 
 def _loader_reason(settings: Settings) -> str:

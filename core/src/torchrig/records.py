@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -202,6 +203,10 @@ class KindRecord:
 
     def check_compiled(self) -> None:
         """Report, once, a region for which no graph was built; called after it was to run for the first time."""
+        if not self.graphs and self._pending_restart is not None:  # nothing went on after it: a checkpoint broke
+            self._note_break(dynamo.Break(_beginning(self.region.cls), self._pending_restart))
+            self._fall_back(f"runs eager: {first_line(self._pending_restart)}")
+            self._pending_restart = None
         if self.checked or self.graphs or self.fallbacks:
             self.checked = True
             return
@@ -214,6 +219,12 @@ class KindRecord:
                 "either it did not run, or PyTorch skipped its code. Exclude it, or try another placement."
             ),
         )
+
+
+def _beginning(cls: type[Any]) -> str:
+    """``file:line`` of a class's ``forward``."""
+    code = getattr(inspect.unwrap(cls.forward), "__code__", None)
+    return "unknown" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _backend_text(error: Exception) -> str:

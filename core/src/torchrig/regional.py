@@ -45,6 +45,7 @@ def compile_regions(model: nn.Module, **torch_compile_kwargs: Any) -> nn.Module:
         )
     device = next((str(tensor.device) for tensor in model.parameters()), "cpu")
     alone = {"strategy": "single", "device": device, "mixed_precision": "no", "transforms": []}
+    alone["activation_checkpointing"] = "none"
     settings = resolve(None, {"backend": "inductor", **torch_compile_kwargs, **alone})
     return carry_out(arguments, settings, _compiling_alone)[0]  # type: ignore[no-any-return]
 

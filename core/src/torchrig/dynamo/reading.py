@@ -26,7 +26,9 @@ def family_of(error: Exception) -> str:
         return "backend"
     if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
         return "limit"
-    if isinstance(error, torch._dynamo.exc.Unsupported):
+    # The last two are what becomes of a break inside a checkpoint, which a graph holds whole or not at all.
+    exc = torch._dynamo.exc
+    if isinstance(error, (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError)):
         return "break"
     return "other"
 

@@ -4,7 +4,7 @@ The tree with each module's structure: :mod:`.structure`. What repeats in it: :m
 grouped into kinds and explained: :mod:`.choice`.
 """
 
-from .choice import find_regions
+from .choice import find_blocks, find_regions
 from .structure import resolve
 
-__all__ = ["find_regions", "resolve"]
+__all__ = ["find_blocks", "find_regions", "resolve"]

@@ -51,6 +51,19 @@ def find_regions(
     return _regions(kept, reasons)
 
 
+def find_blocks(model: nn.Module, spec: str | type[nn.Module] | Sequence[Item]) -> tuple[Region, ...]:
+    """The repeated blocks, or what was asked for by name, whether or not anything is compiled.
+
+    Args:
+        model: The model.
+        spec: As for :func:`find_regions`; each of the words stands for the repeated blocks.
+
+    Raises:
+        RegionError: Nothing repeats; an item matches nothing.
+    """
+    return find_regions(model, "repeated" if isinstance(spec, str) else spec)
+
+
 def _items(given: str | type[nn.Module] | Sequence[Item]) -> list[Item]:
     return [given] if isinstance(given, (str, type)) else list(given)
 

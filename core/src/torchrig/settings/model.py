@@ -77,6 +77,12 @@ class Settings(BaseSettings):
         on_failure: When compiling raises: ``"raise"``, or ``"eager"`` to warn once and go on uncompiled.
         on_problem: ``"warn"``, ``"raise"`` or ``"ignore"``, for all problems or by kind; see :class:`OnProblem`.
         mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``.
+        activation_checkpointing: ``"full"`` keeps a block's inputs alone, and computes the rest again in the backward.
+            ``"selective"`` also keeps the results of matrix products and attention. ``"none"`` keeps everything.
+            Blocks are those that repeat, or those that ``regions`` names, compiled or not.
+        activation_checkpointing_every: One block in so many is checkpointed.
+        activation_checkpointing_save: The operators whose results ``"selective"`` keeps, such as ``["mm", "addmm"]``,
+            as they are named in ``torch.ops.aten``; others with their namespace.
         transforms: The names of transforms, in the order in which they are applied.
         parallelize: A function ``(model, mesh)`` that parallelizes the model over a mesh of processes in a way of its
             own (tensor parallelism: ``torch.distributed.tensor.parallel.parallelize_module``), or its name as
@@ -111,6 +117,11 @@ class Settings(BaseSettings):
     on_failure: Annotated[str, PlainValidator(values.one_of("raise", "eager"))] = "raise"
     on_problem: Annotated[OnProblem, BeforeValidator(values.problems), Spelled("mapping")] = OnProblem()
     mixed_precision: Annotated[str, PlainValidator(values.one_of("no", "bf16", "fp16"))] = "no"
+    activation_checkpointing: Annotated[str, PlainValidator(values.one_of("none", "full", "selective"))] = "none"
+    activation_checkpointing_every: Annotated[int, PlainValidator(values.positive)] = 1
+    activation_checkpointing_save: Annotated[
+        list[str] | None, PlainValidator(values.optional_words), Spelled("list", nullable=True)
+    ] = None
     transforms: Annotated[list[str], PlainValidator(values.names), Spelled("list")] = Field(default_factory=list)
     parallelize: Annotated[
         str | Callable[..., Any] | None, PlainValidator(values.optional_function), Spelled(nullable=True)

@@ -96,6 +96,14 @@ def optional_flag(value: Any) -> bool | None:
     return None if value is None else flag(value)
 
 
+def positive(value: Any) -> int:
+    """A whole number from 1; one written out, as in an environment variable, is taken too."""
+    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+    if isinstance(number, int) and not isinstance(number, bool) and number > 0:
+        return number
+    raise Refused(f"must be a whole number from 1, and is {shown(value)}.")
+
+
 def name(value: Any) -> str:
     """The name of a plugin, normalised."""
     given = _plain(value)
@@ -206,6 +214,17 @@ def _class(item: Any) -> str | type:
 def names(value: Any) -> list[str]:
     """A list of plugins' names, normalised."""
     return _list(value, name, "names")
+
+
+def optional_words(value: Any) -> list[str] | None:
+    """A list of words, or ``None``."""
+    return None if value is None else _list(value, _word, "words")
+
+
+def _word(item: Any) -> str:
+    if isinstance(item, str) and item.strip():
+        return item.strip()
+    raise Refused("must be a word.")
 
 
 def _list(value: Any, check: Callable[[Any], Any], what: str) -> list[Any]:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from torchrig import Plan, Region, RegionError
-from torchrig.regions import find_regions, resolve
+from torchrig.regions import find_blocks, resolve
 
 from . import settings
 
@@ -41,9 +41,8 @@ def find(model: nn.Module, plan: Plan) -> tuple[str, ...]:
 def _regions(model: nn.Module, plan: Plan) -> Iterator[Region]:
     found = plan.regions
     if not found:  # nothing is compiled
-        asked = plan.settings.regions
         try:
-            found = find_regions(model, "repeated" if isinstance(asked, str) else asked)
+            found = find_blocks(model, plan.settings.regions)
         except RegionError:
             found = ()
     for region in found:

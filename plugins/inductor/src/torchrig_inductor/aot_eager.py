@@ -10,7 +10,8 @@ from torchrig import BackendInfo, CompileRequest, hookimpl
 @hookimpl
 def describe() -> BackendInfo:
     """Say what the backend is."""
-    return BackendInfo(name="aot_eager", summary="AOTAutograd's graphs, run as they are (to debug with)")
+    summary = "AOTAutograd's graphs, run as they are (to debug with)"
+    return BackendInfo(name="aot_eager", summary=summary, recomputes=True)
 
 
 @hookimpl

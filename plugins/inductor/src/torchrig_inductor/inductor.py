@@ -17,6 +17,7 @@ def describe() -> BackendInfo:
     return BackendInfo(
         name="inductor",
         summary="TorchInductor: generated C++ and Triton kernels",
+        recomputes=True,
         modes=MODES,
         options=options.names,
         probe=toolchain.missing_here,
