@@ -5,12 +5,16 @@ which regions, is chosen by flags or by ``TORCHRIG_*`` variables::
 
     python examples/train.py --backend inductor
     TORCHRIG_BACKEND=inductor TORCHRIG_REGIONS=whole python examples/train.py --steps 50
+    torchrun --nproc-per-node 2 examples/train.py --strategy fsdp2
+
+``--batch`` is the batch of all processes together, so that the losses are the same for any number of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import sysconfig
 import time
@@ -18,7 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -102,14 +109,17 @@ def batches(batch: int, seed: int) -> DataLoader[tuple[Tensor, ...]]:
     return DataLoader(TensorDataset(windows), batch_size=batch, shuffle=True, drop_last=True, generator=order)
 
 
+@record  # so that torchrun shows the traceback of a process that raises
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
+    first = os.environ.get("RANK", "0") == "0"  # the process that prints and writes
     torch.manual_seed(options.seed)
     model = ByteLlama(options.width, options.heads, options.layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.1)
-    loader = batches(options.batch, options.seed)
+    loader = batches(options.batch // processes(), options.seed)
 
-    chosen = {name: value for name in ("backend", "regions") if (value := getattr(options, name)) is not None}
+    flags = ("backend", "regions", "strategy")
+    chosen = {name: value for name in flags if (value := getattr(options, name)) is not None}
     model, optimizer, loader = torchrig.prepare(model, optimizer, loader, **chosen)
 
     losses, seconds = [], []
@@ -121,17 +131,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
+        losses.append(mean(loss.detach()))
         seconds.append(time.perf_counter() - start)
-        print(f"step {step}/{options.steps}  loss {losses[-1]:.4f}  {seconds[-1] * 1e3:.0f} ms", flush=True)
+        if first:
+            print(f"step {step}/{options.steps}  loss {losses[-1]:.4f}  {seconds[-1] * 1e3:.0f} ms", flush=True)
 
     report = torchrig.report(model)
-    print(report)
-    if options.checkpoint:
-        torch.save(model.state_dict(), options.checkpoint)
-    if options.log:
-        log = {"losses": losses, "seconds": seconds, "peak_mb": peak_memory(), "report": json.loads(report.to_json())}
+    peak = mean(torch.tensor(peak_memory()))
+    if first:
+        print(report)
+    if options.checkpoint:  # every process gives its part; the first one gets the bare model's whole values
+        whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        if first:
+            torch.save(whole, options.checkpoint)
+    if options.log and first:
+        log = {"losses": losses, "seconds": seconds, "peak_mb": peak, "report": json.loads(report.to_json())}
         options.log.write_text(json.dumps(log))
+
+
+def processes() -> int:
+    """How many processes train together, by torchrun's variable."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def mean(value: Tensor) -> float:
+    """The mean over all processes of a number that each has its own of."""
+    if dist.is_initialized():
+        dist.all_reduce(value)
+        value = value / dist.get_world_size()
+    return value.item()
 
 
 def peak_memory() -> float:
@@ -148,8 +176,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a byte-level Llama on the Python standard library's sources.")
     parser.add_argument("--backend", help="what compiles: no, eager, inductor, ... (default: TORCHRIG_BACKEND, or no)")
     parser.add_argument("--regions", help="what is compiled: auto, whole, ... (default: TORCHRIG_REGIONS, or auto)")
+    parser.add_argument("--strategy", help="single, ddp, fsdp2, ... (default: TORCHRIG_STRATEGY, or auto)")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--batch", type=int, default=10, help="windows of text in a batch")
+    parser.add_argument("--batch", type=int, default=10, help="windows of text in a batch, over all processes")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--layers", type=int, default=12)
@@ -157,7 +186,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, help="write the trained state dict to this file")
     parser.add_argument("--log", type=Path, help="write losses, step seconds and the report to this JSON file")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.batch % processes():
+        parser.error(f"--batch {options.batch} cannot be divided among {processes()} processes")
+    return options
 
 
 if __name__ == "__main__":
