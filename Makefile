@@ -12,10 +12,11 @@ READY := $(VENV)/.ready
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: help dev check test demo bench clean python compiler
+.PHONY: help dev check test demo demo-distributed bench clean python compiler
 
 help:
 	@echo "make demo   train a small Llama three times (eager, whole-model compile, regions) and compare"
+	@echo "make demo-distributed   the same on one process, and under ddp and fsdp2 on two"
 	@echo "make test   run every test"
 	@echo "make check  lint, formatting, types, and who may import whom"
 	@echo "make bench  what 'import torchrig' and 'prepare' cost"
@@ -48,6 +49,9 @@ test: dev compiler
 
 demo: dev compiler
 	@$(BIN)/python examples/compare.py
+
+demo-distributed: dev compiler
+	@$(BIN)/python examples/compare_distributed.py
 
 bench: dev compiler
 	@$(BIN)/python benchmarks/import_time.py

@@ -41,6 +41,16 @@ class Setup:
     name: str
     backend: str
     regions: str
+    strategy: str = "single"
+    processes: int = 1
+
+    @property
+    def launcher(self) -> list[str]:
+        """What starts ``train.py``: this Python, or torchrun on this machine alone."""
+        if self.processes == 1:
+            return [sys.executable]
+        here = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+        return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(self.processes), *here]
 
 
 SETUPS = (Setup("eager", "no", "auto"), Setup("whole", "inductor", "whole"), Setup("regions", "inductor", "auto"))
@@ -169,15 +179,26 @@ def training(setup: Setup, options: argparse.Namespace, checkpoint: Path) -> Ite
     """A training with an empty Inductor cache; ended with the block, if it has not ended by itself."""
     log = options.output / f"{setup.name}.json"
     flags = ["--backend", setup.backend, "--regions", setup.regions, "--steps", str(options.steps)]
-    command = [sys.executable, str(TRAIN), *flags, "--checkpoint", str(checkpoint), "--log", str(log)]
+    flags += ["--strategy", setup.strategy]
+    command = [*setup.launcher, str(TRAIN), *flags, "--checkpoint", str(checkpoint), "--log", str(log)]
     with tempfile.TemporaryDirectory(prefix="torchrig-demo-", ignore_cleanup_errors=True) as cache:
         made = Training(setup.name, command, environment(cache), log, options.steps)
         try:
             yield made
         finally:
             if made.process is not None and made.process.poll() is None:
-                made.process.kill()
-                made.process.wait()
+                end(made.process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """End a training that may have been stopped; torchrun gets the time to end its ranks."""
+    process.terminate()
+    process.send_signal(signal.SIGCONT)
+    try:
+        process.wait(timeout=40)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def take_turns(trainings: list[Training], shown: Shown) -> list[Run]:
@@ -198,8 +219,8 @@ def environment(cache: str) -> dict[str, str]:
     return {**kept, "TORCHINDUCTOR_CACHE_DIR": cache}
 
 
-def table(runs: list[Run]) -> Table:
-    caption = f"first step: compiling included; steady: median of the steps after the first {WARM}, in turns"
+def table(runs: list[Run], how: str = "in turns") -> Table:
+    caption = f"first step: compiling included; steady: median of the steps after the first {WARM}, {how}"
     made = Table(title="12-layer byte-level Llama, trained on the standard library", caption=caption)
     for name in ("run", "first step s", "steady ms/step", "graphs", "breaks", "peak memory MB", "final loss"):
         made.add_column(name, justify="left" if name == "run" else "right")
