@@ -180,7 +180,7 @@ def training(setup: Setup, options: argparse.Namespace, checkpoint: Path) -> Ite
     log = options.output / f"{setup.name}.json"
     flags = ["--backend", setup.backend, "--regions", setup.regions, "--steps", str(options.steps)]
     flags += ["--strategy", setup.strategy]
-    command = [*setup.launcher, str(TRAIN), *flags, "--checkpoint", str(checkpoint), "--log", str(log)]
+    command = [*setup.launcher, str(TRAIN), *flags, "--checkpoint", str(checkpoint), "--json", str(log)]
     with tempfile.TemporaryDirectory(prefix="torchrig-demo-", ignore_cleanup_errors=True) as cache:
         made = Training(setup.name, command, environment(cache), log, options.steps)
         try:

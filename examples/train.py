@@ -144,9 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if first:
             torch.save(whole, options.checkpoint)
-    if options.log and first:
+    if options.json and first:
         log = {"losses": losses, "seconds": seconds, "peak_mb": peak, "report": json.loads(report.to_json())}
-        options.log.write_text(json.dumps(log))
+        options.json.write_text(json.dumps(log))
 
 
 def processes() -> int:
@@ -185,7 +185,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, help="write the trained state dict to this file")
-    parser.add_argument("--log", type=Path, help="write losses, step seconds and the report to this JSON file")
+    parser.add_argument("--json", type=Path, help="write losses, step seconds and the report to this JSON file")
     options = parser.parse_args(arguments)
     if options.batch % processes():
         parser.error(f"--batch {options.batch} cannot be divided among {processes()} processes")
