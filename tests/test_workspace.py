@@ -186,9 +186,9 @@ def example(*flags: str, **variables: str) -> str:
 
 
 def test_the_example_learns_the_same_compiled_and_saves_a_bare_checkpoint(tmp_path):
-    example("--backend", "no", "--checkpoint", str(tmp_path / "bare.pt"), "--log", str(tmp_path / "bare.json"))
+    example("--backend", "no", "--checkpoint", str(tmp_path / "bare.pt"), "--json", str(tmp_path / "bare.json"))
     said = example(
-        "--checkpoint", str(tmp_path / "rig.pt"), "--log", str(tmp_path / "rig.json"), TORCHRIG_BACKEND="eager"
+        "--checkpoint", str(tmp_path / "rig.pt"), "--json", str(tmp_path / "rig.json"), TORCHRIG_BACKEND="eager"
     )  # fmt: skip
     assert "step 3/3" in said
     assert "Block" in said
