@@ -65,7 +65,7 @@ def timings(runs: list[Run]) -> list[tuple[str, bool]]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare one process with ddp and fsdp2 on two.")
-    parser.add_argument("--steps", type=int, default=20, help=f"training steps of each run, more than {WARM + 1}")
+    parser.add_argument("--steps", type=int, default=14, help=f"training steps of each run, more than {WARM + 1}")
     parser.add_argument("--output", type=Path, default=Path("demo-output"), help="where logs and checkpoints go")
     options = parser.parse_args()
     if options.steps <= WARM + 1:
