@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +61,7 @@ class KindRecord:
     gave_up: bool = False
     checked: bool = False
     _seen: set[tuple[str, str]] = field(default_factory=set)
-    _pending_restart: str | None = None
+    _pending_restart: dynamo.Break | None = None
 
     def converted(self, conversion: dynamo.Conversion) -> None:
         """Count what came of one conversion; see :class:`torchrig.dynamo.Listener`."""
@@ -153,10 +152,10 @@ class KindRecord:
         """The breaks of a conversion, with those that no graph preceded found by the frame that resumes after them."""
         found = list(conversion.breaks)
         if conversion.resumed and self._pending_restart is not None:
-            found.append(dynamo.Break(conversion.where, self._pending_restart))
+            found.append(dynamo.Break(conversion.where, self._pending_restart.reason))
         self._pending_restart = None
         if conversion.restarts and not conversion.breaks:
-            self._pending_restart = conversion.restarts[0]
+            self._pending_restart = dynamo.Break(conversion.where, conversion.restarts[0])
         return found
 
     def _note_break(self, found: dynamo.Break) -> None:
@@ -203,10 +202,10 @@ class KindRecord:
 
     def check_compiled(self) -> None:
         """Report, once, a region for which no graph was built; called after it was to run for the first time."""
-        if not self.graphs and self._pending_restart is not None:  # nothing went on after it: a checkpoint broke
-            self._note_break(dynamo.Break(_beginning(self.region.cls), self._pending_restart))
-            self._fall_back(f"runs eager: {first_line(self._pending_restart)}")
-            self._pending_restart = None
+        pending, self._pending_restart = self._pending_restart, None
+        if not self.graphs and pending is not None:  # nothing was compiled after it, as where a checkpoint breaks
+            self._note_break(pending)
+            self._fall_back(f"runs eager: {first_line(pending.reason)}")
         if self.checked or self.graphs or self.fallbacks:
             self.checked = True
             return
@@ -219,12 +218,6 @@ class KindRecord:
                 "either it did not run, or PyTorch skipped its code. Exclude it, or try another placement."
             ),
         )
-
-
-def _beginning(cls: type[Any]) -> str:
-    """``file:line`` of a class's ``forward``."""
-    code = getattr(inspect.unwrap(cls.forward), "__code__", None)
-    return "unknown" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _backend_text(error: Exception) -> str:
